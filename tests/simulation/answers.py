@@ -54,12 +54,14 @@ async def are_proven(world: World) -> None:
 
 
 def _unproven(world: World, replica: ReplicaHost) -> Iterator[str]:
-    engine = replica.engine.engine
-    for one in world.checks.oracle.newest.wanted.values():
+    engine, moment = replica.engine.engine, world.checks.oracle.newest
+    share = moment.share(replica.name, world.checks.live.get(replica.name))
+    for one in moment.wanted.values():
         card = None if engine is None else engine.cards.get(one.name)
         if card is None or engine is None or engine.plugin is None or engine.plugin.is_leaving(card):
             continue
-        if one.is_eager and card.path == path_of(replica.name, one.newest.source):
+        # One that is to serve another generation may answer with an earlier one that is made of the same.
+        if share.get(one.name) == one.newest and card.path == path_of(replica.name, one.newest.source):
             proof = engine.plugin.version_of(card)
             if not proof.startswith(f"{one.name}@{one.newest.generation} "):
                 yield one.name

@@ -107,13 +107,15 @@ class SimHttp:
             return [NotSent("connection refused")] * len(requests)
         on_sent()
         odd = host.odd.pop(0) if host.odd else ""
+        names = {str(request.body["lora_name"]) for request in requests if "lora_name" in request.body}
+        host.let_go -= names
         if odd == "lost request":
+            host.let_go |= names - {str(one.body["lora_name"]) for one in requests if "lora_path" in one.body}
             return [Lost("the connection broke")] * len(requests)
         if odd == "busy":
             return [Reply(429, b"slow down")] * len(requests)
         for request in (one for one in requests if "lora_name" in one.body):
             self._on_call(host, request)
-        names = {str(request.body["lora_name"]) for request in requests if "lora_name" in request.body}
         if twice := names & self._out:
             self._on_twice(host, twice)
         self._out |= names

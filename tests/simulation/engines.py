@@ -218,6 +218,7 @@ class EngineHost:
         listed_at: when the last listing that was answered was asked for.
         calls, questions: how many of each sidecar's process are not answered yet, of the questions those of its loop.
         evidence: when it was asked what still runs, each of the last times that it answered.
+        let_go: names of which an unload was sent last, and never arrived: whoever sent it cannot know that.
     """
 
     replica: str
@@ -248,6 +249,7 @@ class EngineHost:
     questions: Counter[Process] = field(default_factory=Counter)
     listed_at: float = 0.0
     evidence: deque[float] = field(default_factory=lambda: deque(maxlen=200))
+    let_go: set[str] = field(default_factory=set)
     on_reply: Callable[[EngineHost, str, Mapping[str, str], Reply], None] = lambda _host, _name, _before, _reply: None
     on_answer: Callable[[EngineHost, str, str, str], None] = lambda _host, _name, _path, _proof: None
     _standing: set[asyncio.Task[None]] = field(default_factory=set)

@@ -204,6 +204,8 @@ class Judge:
         found = self.places.host(replica)
         if found is None or found.engine.process.name != spell[0] or name not in found.engine.listing:
             return False
+        if name in found.engine.let_go:
+            return False  # its sidecar cannot know that it is still there
         return self.places.has_listed(found, name, spell[1]) and self.places.has_stayed(replica, spell[1])
 
     def _is_placed(self, view: PoolView, key: str, answer: DerivedResidency, replica: str, named: set[str]) -> bool:
