@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +11,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-from registry.sources.base import Stop
+from registry.lora.digest import FileEntry
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.layout import StoreLayout, open_layout
 from sidecar.artifacts.store import LocalStore, ReadingEngine, StoreLimits
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.support.adapters import WrittenAdapter, write_adapter
 
-WEIGHTS = "adapter_model.safetensors"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GRACE = 600.0
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -47,6 +51,30 @@ def open_store(tmp_path, sources) -> Iterator[Callable[..., LocalStore]]:
 def store(open_store) -> LocalStore:
     """The store as replica r1."""
     return open_store()
+
+
+@pytest.fixture
+def layout(tmp_path) -> StoreLayout:
+    """The folders of a store in which nothing is yet."""
+    return open_layout(tmp_path / "store", "r1")
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def entry(name: str, content: bytes) -> FileEntry:
+    return FileEntry(name, len(content), hashlib.sha256(content).hexdigest())
+
+
+async def refusal(store: LocalStore, ref: ArtifactRef) -> ArtifactError:
+    with pytest.raises(ArtifactError) as refused:
+        await store.ensure(ref)
+    assert store.lookup(ref) is None
+    return refused.value
 
 
 def pinned(adapter: WrittenAdapter) -> ArtifactRef:

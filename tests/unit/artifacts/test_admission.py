@@ -12,10 +12,7 @@ import pytest
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import disk
 from sidecar.artifacts.disk import Quota, SizeIndex
-from sidecar.artifacts.layout import StoreLayout, open_layout
-from tests.unit.artifacts.conftest import raising
-
-MIB = 1 << 20
+from tests.unit.artifacts.conftest import MIB, raising
 
 
 class PlayedIndex:
@@ -158,27 +155,25 @@ def test_a_reservation_is_of_files_and_ends_with_its_body_or_a_failure(monkeypat
     assert host.quota._reserved_bytes == 0
 
 
-def test_the_room_counts_what_is_on_its_way_against_the_budget(monkeypatch):
-    host = Host(monkeypatch, budget=1000)
+@pytest.mark.parametrize(
+    ("budget", "left", "sizes", "in_use", "room"),
+    [
+        (1000, MIB, {"a": 100, "b": 200}, {"b"}, (500, 200, 200, "budget")),
+        (1000, -4096, {"a": 100, "b": 200}, {"b"}, (0, 200, 200, "disk")),
+        (1000, 4096, {"a": 4000}, {"a"}, (0, 4000, 4000, "budget")),
+        (4096 + 600, 4096, {"a": 300}, set(), (4396, 0, 300, "disk")),
+        (None, 8192, {"a": 100, "b": 200}, {"b"}, (8292, 200, 200, "disk")),
+        (None, 8192, {"a": 3, "b": 4}, None, (8192, 7, 4, "disk")),
+        (None, 8192, {}, set(), (8192, 0, 0, "disk")),
+    ],
+)
+def test_the_room_counts_what_no_engine_reads_and_what_is_on_its_way(monkeypatch, budget, left, sizes, in_use, room):
+    """A store that fills its disk with what may go is as it should be; where nobody can tell, nothing may."""
+    host = Host(monkeypatch, budget=budget)
     host.quota.admit(300, "one")
-    room = host.quota.room({"a": 100, "b": 200}, {"b"})
-    assert (room.room_bytes, room.in_use_bytes, room.largest_bytes, room.bound) == (500, 200, 200, "budget")
-    host.free = 64 * MIB - 4096
-    room = host.quota.room({"a": 100, "b": 200}, {"b"})
-    assert (room.room_bytes, room.bound) == (0, "disk")
-    host.free = (64 * MIB + 4096) // 4096 * 4096
-    near = Host(monkeypatch, budget=1000)
-    near.free = 64 * MIB + 4096
-    room = near.quota.room({"a": 4000}, {"a"})
-    assert (room.room_bytes, room.bound) == (0, "budget"), "what is used counts against the budget"
-    equal = Host(monkeypatch, budget=4096 + 300)
-    equal.free = 64 * MIB + 4096
-    assert equal.quota.room({"a": 300}, set()).bound == "disk"
-
-
-@pytest.fixture
-def layout(tmp_path) -> StoreLayout:
-    return open_layout(tmp_path / "store", "r1")
+    host.free = 64 * MIB + left
+    found = host.quota.room(sizes, in_use)
+    assert (found.room_bytes, found.in_use_bytes, found.largest_bytes, found.bound) == room
 
 
 def test_a_mebibyte_of_changes_is_kept(layout):
@@ -190,13 +185,10 @@ def test_a_mebibyte_of_changes_is_kept(layout):
         assert changes.stat().st_size == left
 
 
+@pytest.mark.usefixtures("no_umask")
 def test_changes_are_told_in_a_file_that_other_users_of_the_group_may_read(layout):
-    before = os.umask(0)
-    try:
-        with SizeIndex(layout).adding("0" * 64, 10):
-            pass
-    finally:
-        os.umask(before)
+    with SizeIndex(layout).adding("0" * 64, 10):
+        pass
     changes = layout.lock("changes")
     assert stat.S_IMODE(changes.stat().st_mode) == 0o644
     assert changes.stat().st_size == 2

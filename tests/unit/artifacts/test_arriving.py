@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from registry.lora.digest import FileEntry, manifest_digest
+from registry.lora.digest import manifest_digest
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import files, ingest
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.ingest import Incoming, incoming
-from sidecar.artifacts.layout import StoreLayout, open_layout
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-@pytest.fixture
-def layout(tmp_path) -> StoreLayout:
-    return open_layout(tmp_path / "store", "r1")
+from tests.unit.artifacts.conftest import CONFIG, WEIGHTS, entry, raising
 
 
 @pytest.fixture
@@ -41,10 +33,6 @@ def refusal(arriving: Incoming, name: str, size_bytes: int, content: Iterator[by
     with pytest.raises(ArtifactError) as refused:
         arriving.take(name, size_bytes, content)
     return refused.value.reason, refused.value.permanent
-
-
-def entry(name: str, content: bytes) -> FileEntry:
-    return FileEntry(name, len(content), hashlib.sha256(content).hexdigest())
 
 
 def test_a_file_that_comes_again_takes_the_place_and_the_room_of_what_came_of_it(arriving, quota):
@@ -154,17 +142,12 @@ def test_the_disk_is_looked_at_again_for_each_32_mib_that_arrive(arriving, monke
 @pytest.mark.parametrize("error", [OSError(16, "Device or resource busy"), ZeroDivisionError()], ids=["busy", "ours"])
 def test_a_directory_that_resists_is_left_to_the_next_holder_of_the_lock(layout, quota, monkeypatch, error):
     """R8, R12: what was refused is told as it is; only a fault of ours is told instead."""
-    rmtree = files.shutil.rmtree
-
-    def resisting(_: Path) -> None:
-        raise error
-
-    monkeypatch.setattr(files.shutil, "rmtree", resisting)
     told = ConnectionError if isinstance(error, OSError) else ZeroDivisionError
-    with pytest.raises(told), incoming(layout, "key", 5000, quota, Stop()) as arriving:
-        raise ConnectionError("the source is gone")
+    with monkeypatch.context() as patch:
+        patch.setattr(files.shutil, "rmtree", raising(error))
+        with pytest.raises(told), incoming(layout, "key", 5000, quota, Stop()) as arriving:
+            raise ConnectionError("the source is gone")
     assert arriving.directory.is_dir()
-    monkeypatch.setattr(files.shutil, "rmtree", rmtree)
     with incoming(layout, "key", 5000, quota, Stop()) as following:
         assert not arriving.directory.exists()
         assert following.directory.is_dir()

@@ -7,12 +7,12 @@ import resource
 import select
 import signal
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from io import BufferedWriter, BytesIO, RawIOBase
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -28,8 +28,8 @@ from sidecar.artifacts.examination import (
     Objection,
 )
 from sidecar.artifacts.examiner import ExaminationLimits, Examiner
+from tests.unit.artifacts.conftest import MIB, raising
 
-MIB = 1 << 20
 FOUND = Examination(
     rank=8,
     modules={"q_proj": False},
@@ -172,7 +172,7 @@ def test_a_child_without_memory_says_so_by_its_end(monkeypatch, exits):
     assert (exits, child.answers()) == ([66], [])
 
     child = Child(monkeypatch, frame(request().model_dump_json().encode()))
-    monkeypatch.setattr(examination.Examining, "answer", failing(ZeroDivisionError()))
+    monkeypatch.setattr(examination.Examining, "answer", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         examination.main()
     assert exits == [66]
@@ -303,13 +303,6 @@ def examine(one: Examiner, adapter: Path, base: BaseModules | None = None, stop:
     return one.examine(adapter, base, Policy(), stop or Stop())
 
 
-def failing(error: Exception) -> Callable[..., NoReturn]:
-    def fail(*_: object, **__: object) -> NoReturn:
-        raise error
-
-    return fail
-
-
 def test_a_child_is_told_a_base_once_and_no_secret_of_ours(played, adapter, monkeypatch):
     """R16, X1."""
     monkeypatch.setenv("HF_TOKEN", "canary")
@@ -367,7 +360,7 @@ def test_a_child_that_hears_nothing_has_ended_and_another_failure_is_told(played
     played.add(b"")
     played.add(OK)
     one, write, has_ended = Examiner(LIMITS), os.write, isinstance(error, BrokenPipeError)
-    fail = failing(error)
+    fail = raising(error)
     monkeypatch.setattr(
         examiner.os, "write", lambda *what: fail() if played.made[0].returncode is None else write(*what)
     )
@@ -447,13 +440,13 @@ def test_a_staging_that_is_stopped_ends_its_child(played, adapter, monkeypatch):
 
 def test_a_child_that_cannot_be_started_leaves_nobody_at_work(adapter, monkeypatch):
     """R8, R19: and to be warm is no need; a fault of ours is told."""
-    monkeypatch.setattr(examiner.subprocess, "Popen", failing(OSError(11, "Resource temporarily unavailable")))
+    monkeypatch.setattr(examiner.subprocess, "Popen", raising(OSError(11, "Resource temporarily unavailable")))
     one = Examiner(LIMITS)
     one.warm()
     with pytest.raises(ArtifactError, match="no process could be started") as refused:
         examine(one, adapter)
     assert (refused.value.reason, refused.value.permanent, one._busy) == ("store_io", False, 0)
-    monkeypatch.setattr(examiner.subprocess, "Popen", failing(ZeroDivisionError()))
+    monkeypatch.setattr(examiner.subprocess, "Popen", raising(ZeroDivisionError()))
     for start in (one.warm, lambda: examine(one, adapter)):
         with pytest.raises(ZeroDivisionError):
             start()

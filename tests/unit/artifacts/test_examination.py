@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -17,6 +15,7 @@ from registry.lora.safetensors import LENGTH_BYTES
 from sidecar.artifacts import examination
 from sidecar.artifacts.examination import BaseOfReplica, Examination, ExaminationAnswer, ExaminationRequest, Examining
 from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
+from tests.unit.artifacts.conftest import raising
 
 PLACES = ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj")
 KEYS = {f"base_model.model.{place}.lora_{half}.weight" for place in PLACES for half in "AB"}
@@ -115,10 +114,3 @@ def test_a_file_that_cannot_be_read_is_no_fault_of_the_adapter(tmp_path, monkeyp
     """R8: number and text of the error reach whoever asked."""
     monkeypatch.setattr(examination, "examine_directory", raising(error))
     assert ask(Examining(), tmp_path, None, has_base=False) == ExaminationAnswer(failure=failure)
-
-
-def raising(error: Exception) -> Callable[..., NoReturn]:
-    def fail(*_: object) -> NoReturn:
-        raise error
-
-    return fail

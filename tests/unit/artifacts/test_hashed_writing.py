@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sidecar.artifacts import ingest
 from sidecar.artifacts.ingest import Writing
+from tests.unit.artifacts.conftest import MIB
 
-MIB = 1 << 20
 USUAL_BYTES = ingest.PIECE_BYTES
 CHUNKS = st.lists(st.binary(max_size=300), max_size=20)
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from registry.runtime.local_files import NotAFile, make_folder, make_way, read_file, set_aside
 from registry.sources.base import Stop
 from sidecar.artifacts.requests import pin_name
 from sidecar.engines.driver import EngineOptions
@@ -128,33 +127,6 @@ def test_any_bytes_as_lease_pin_and_report(open_store, tmp_path, content):
     assert store.lookup(ref) is None
     store.maintenance.round(Stop())
     store.maintenance.scrub(Stop())
-
-
-def test_what_is_read(tmp_path):
-    (tmp_path / "file").write_bytes(b"x" * 10)
-    assert read_file(tmp_path / "file") == b"x" * 10
-    with pytest.raises(OSError, match="more than 9 bytes"):
-        read_file(tmp_path / "file", max_bytes=9)
-    with pytest.raises(NotAFile):
-        read_file(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        read_file(tmp_path / "nothing")
-
-
-def test_only_the_last_that_was_set_aside_is_kept_and_a_device_never(tmp_path, monkeypatch):
-    """R16 bounded: also where something is in the way at each start. All of the host may use a device."""
-    for junk in ("bytes", "deep", "pipe", "link to nothing", "bytes"):
-        put_junk(tmp_path / "x", junk)
-        make_folder(tmp_path / "x")
-        (tmp_path / "x").rmdir()
-    for junk in ("folder", "full folder", "pipe"):
-        JUNK[junk](tmp_path / "y")
-        make_way(tmp_path / "y")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".damaged-x", ".damaged-y"]
-    monkeypatch.setattr(Path, "rename", lambda *_: None)  # or a fault here would take it from the host
-    for make in (make_way, make_folder, set_aside):
-        with pytest.raises(NotAFile, match="it is a device"):
-            make(Path(os.devnull))
 
 
 @pytest.mark.parametrize("junk", JUNK)

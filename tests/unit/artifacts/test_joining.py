@@ -21,11 +21,16 @@ from tests.unit.artifacts.conftest import pinned, unpinned
 
 @pytest.mark.parametrize("make_ref", [pinned, unpinned])
 async def test_what_is_there_needs_no_worker(open_store, sources, make_ref):
-    """R7: leased first, then seen under its lock, in one step of the event loop."""
+    """R7 files-pinned: leased first, then seen under its lock, in one step of the event loop, without the source.
+
+    What is in the store, but not leased to this replica, may be removed at any time.
+    """
     adapter = write_adapter(sources / "a")
     staged = await open_store("r1").ensure(make_ref(adapter))
+    shutil.rmtree(sources / "a")
     seen: list[tuple[Point, set[str]]] = []
     second = open_store("r2")
+    assert second.lookup(make_ref(adapter)) is None
     second._obtainer = replace(second._obtainer, workers=Mock(**{"submit.side_effect": AssertionError("a worker")}))
     with handling(lambda point: seen.append((point, read_leases(second._leases.file)))):
         assert await second.ensure(make_ref(adapter)) == staged

@@ -514,15 +514,6 @@ def test_a_file_of_the_operator_is_taken_again_when_it_changes(open_store, tmp_p
     assert (used, store.reads) == (["one", "other"], reads)
 
 
-def test_a_replica_that_takes_over_knows_what_the_last_one_left(played):
-    """R10, R7."""
-    played.store._known.seen.put((REF, None), played.staged())
-    played.store._leases.file.write_text("2" * 64 + "\n")
-    played.store.take_over()
-    assert played.store.leased() == {"2" * 64}
-    assert len(played.store._known.seen) == 0
-
-
 def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played, monkeypatch):
     """R16, R12: what waits for a worker is not begun any more."""
     assert played.store._obtainer.workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"

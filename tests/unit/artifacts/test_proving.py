@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -23,7 +22,7 @@ from registry.model.records import BaseShapes, PoolLimits, PoolSpec
 from registry.sources.base import ArtifactError, Stop, StoreError
 from sidecar.artifacts import proof, reports, requests
 from sidecar.artifacts.files import locked_at_once
-from sidecar.artifacts.layout import StoreLayout, open_layout
+from sidecar.artifacts.layout import StoreLayout
 from sidecar.artifacts.preparation import Bases, prepare
 from sidecar.artifacts.proof import (
     DamagedArtifacts,
@@ -38,16 +37,9 @@ from sidecar.artifacts.signing import signatures
 from sidecar.artifacts.signing.kept_bundles import KeptBundles
 from sidecar.artifacts.signing.signatures import Signatures, read_keys
 from sidecar.artifacts.types import ArtifactRef
-from tests.unit.artifacts.conftest import BROKEN, raising
+from tests.unit.artifacts.conftest import BROKEN, CONFIG, MIB, WEIGHTS, entry, raising
 
 A, B = "a" * 64, "b" * 64
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MIB = 1 << 20
-
-
-@pytest.fixture
-def layout(tmp_path) -> StoreLayout:
-    return open_layout(tmp_path / "store", "r1")
 
 
 def put(layout: StoreLayout, artifact: str = A, weights: bytes = b"w" * 9, config: bytes = b"{}") -> str:
@@ -57,7 +49,7 @@ def put(layout: StoreLayout, artifact: str = A, weights: bytes = b"w" * 9, confi
     entries = []
     for name, content in ((CONFIG, config), (WEIGHTS, weights)):
         (directory / name).write_bytes(content)
-        entries.append(FileEntry(name, len(content), hashlib.sha256(content).hexdigest()))
+        entries.append(entry(name, content))
     return manifest_digest(entries)
 
 
@@ -404,7 +396,7 @@ def arrived(tmp_path) -> tuple[Path, list[FileEntry]]:
     contents = {CONFIG: b"{}", WEIGHTS: b"head" + bytes(range(100))}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    return tmp_path, [FileEntry(name, len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()]
+    return tmp_path, [entry(*one) for one in contents.items()]
 
 
 def test_new_weights_are_the_old_numbers_behind_a_new_header_and_what_need_not_change_stays(arrived):
@@ -418,7 +410,7 @@ def test_new_weights_are_the_old_numbers_behind_a_new_header_and_what_need_not_c
     told = prepare(folder, examined(new_weights=weights, start=4, new_config=b"[1]"), entries, Stop())
     numbers = bytes(range(100))
     contents = {CONFIG: b"[1]", WEIGHTS: b"new" + numbers[10:20] + numbers[:5] + numbers[99:]}
-    assert told == [FileEntry(name, len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()]
+    assert told == [entry(*one) for one in contents.items()]
     for name, content in contents.items():
         assert (folder / name).read_bytes() == content
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o444
@@ -459,20 +451,6 @@ def test_of_two_bases_that_differ_the_own_one_stays_and_that_is_told(architectur
     assert bases.current == own
     bases.follow(None)
     assert (bases.problem, bases.current) == ("", own)
-
-
-def test_a_record_that_says_all_is_taken_and_one_that_does_not_is_completed():
-    """R22."""
-    own = BaseModules(MODULES, ("mine",), architecture="Own")
-    bases = Bases(own)
-    bases.follow(shapes_of(BaseModules(MODULES), None))
-    assert (bases.current, bases.problem) == (replace(own, names=()), "")
-    bases.follow(shapes_of(BaseModules(MODULES), "Theirs"))
-    assert bases.current == BaseModules(MODULES, architecture="Theirs")
-    alone = Bases(None)
-    assert alone.current is None
-    alone.follow(shapes_of(BaseModules(MODULES), None))
-    assert alone.current == BaseModules(MODULES)
 
 
 def test_a_pin_is_of_one_reference_and_stands_as_later_releases_read_it(layout, monkeypatch):

@@ -17,14 +17,7 @@ from registry.sources.file import FileSource
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
-from tests.unit.artifacts.conftest import pinned, raising, unpinned
-
-
-async def refusal(store: LocalStore, ref: ArtifactRef) -> ArtifactError:
-    with pytest.raises(ArtifactError) as refused:
-        await store.ensure(ref)
-    assert store.lookup(ref) is None
-    return refused.value
+from tests.unit.artifacts.conftest import pinned, raising, refusal, unpinned
 
 
 def is_clean(root: Path) -> bool:
@@ -55,17 +48,6 @@ async def test_what_is_not_an_adapter_is_refused_before_it_is_placed(
     assert (error.reason, error.permanent) == (reason, permanent)
     assert is_clean(tmp_path / "store")
     assert not list((tmp_path / "store" / "pins").iterdir())
-
-
-async def test_another_digest_than_the_pinned_one_is_refused_and_both_are_named(store, sources, tmp_path):
-    """R4, fault 27: an artifact that was replaced under the same URI is not served."""
-    adapter = write_adapter(sources / "a", seed=1)
-    found = write_adapter(sources / "a", seed=2)
-    error = await refusal(store, pinned(adapter))
-    assert (error.reason, error.permanent) == ("digest_mismatch", False)
-    assert adapter.digest in error.message
-    assert found.digest in error.message
-    assert is_clean(tmp_path / "store")
 
 
 @pytest.mark.parametrize("uri", ["file:///etc", "s3://bucket/a"])

@@ -17,7 +17,7 @@ from registry.lora.signing.keys import sign_statement
 from registry.lora.signing.statement import SIGNATURE_FILE, SignatureBinding, SignedFiles, write_statement
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.signature_policy import SignaturePolicy, read_policy
-from registry.sources.base import ArtifactError, StoreError
+from registry.sources.base import StoreError
 from sidecar.artifacts.signing import kept_bundles
 from sidecar.artifacts.signing.kept_bundles import KeptBundle, KeptBundles
 from sidecar.artifacts.signing.signatures import read_signature_policy
@@ -25,6 +25,7 @@ from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.drafts import LLAMA
 from tests.support.signing import make_ec_key, make_key
+from tests.unit.artifacts.conftest import refusal
 from tests.unit.model.test_signature_policy import policy_text
 
 PRIVATE, PUBLIC = make_ec_key()
@@ -90,12 +91,6 @@ def adapter(sources) -> Path:
     return folder
 
 
-async def refused(store: LocalStore, asked: ArtifactRef) -> tuple[str, str]:
-    with pytest.raises(ArtifactError) as told:
-        await store.ensure(asked)
-    return told.value.reason, told.value.message
-
-
 @pytest.mark.parametrize("is_pinned", [True, False])
 async def test_what_the_policys_signer_signed_is_handed_out_in_any_process_also_without_its_source(
     opened, adapter, is_pinned
@@ -106,7 +101,7 @@ async def test_what_the_policys_signer_signed_is_handed_out_in_any_process_also_
     assert staged.is_proven
     adapter.rename(adapter.with_name("gone"))
     assert (await opened(policy()).ensure(asked)).path == staged.path
-    assert (await refused(opened(policy()), replace(asked, name="acme/other", uri=asked.uri + "x")))[0] != ""
+    assert (await refusal(opened(policy()), replace(asked, name="acme/other", uri=asked.uri + "x"))).reason != ""
 
 
 def _mix(folder: Path) -> None:
@@ -149,8 +144,8 @@ async def test_what_does_not_hold_is_refused_whatever_the_pool_says(opened, adap
     whole = {path.name: path.read_bytes() for path in adapter.iterdir()}
     spoil(adapter)
     store = opened(policy(), pool)
-    found, message = await refused(store, ref(adapter))
-    assert (found, "; " in message) == (reason, True)
+    error = await refusal(store, ref(adapter))
+    assert (error.reason, "; " in error.message) == (reason, True)
     assert not list((store._layout.root / "adapters").iterdir()), "nothing is left of it"
     for name, content in whole.items():
         (adapter / name).write_bytes(content)
@@ -162,9 +157,9 @@ async def test_a_bundle_counts_where_it_says(opened, adapter):
     assert (await opened(policy(bind=["name", "pool", "base", "notAfter"])).ensure(ref(adapter))).is_proven
     sign(adapter)
     store = opened(policy(bind=["name"]))
-    reason, message = await refused(store, ref(adapter, pinned=False))
-    assert (reason, message.partition(",")[0]) == ("signed_for_other", "model.sig does not bind name")
-    assert message.endswith("loraplane sign DIR --key KEY.pem --name …")
+    error = await refusal(store, ref(adapter, pinned=False))
+    assert (error.reason, error.message.partition(",")[0]) == ("signed_for_other", "model.sig does not bind name")
+    assert error.message.endswith("loraplane sign DIR --key KEY.pem --name …")
 
 
 async def test_a_name_is_looked_up_for_itself(opened, adapter):
@@ -174,7 +169,7 @@ async def test_a_name_is_looked_up_for_itself(opened, adapter):
     await store.ensure(ref(adapter))
     assert store.lookup(ref(adapter)) is not None
     assert store.lookup(ref(adapter, "acme/other")) is None
-    assert (await refused(store, ref(adapter, "acme/other")))[0] == "signed_for_other"
+    assert (await refusal(store, ref(adapter, "acme/other"))).reason == "signed_for_other"
 
 
 async def test_an_older_version_comes_back_only_while_its_signature_holds(opened, adapter, sources, clock):
@@ -189,8 +184,8 @@ async def test_an_older_version_comes_back_only_while_its_signature_holds(opened
     clock.now = LATER
     store.use_pool(LAX)
     assert store.lookup(older) is None
-    assert (await refused(store, older))[0] == "signature_expired"
-    assert (await refused(opened(policy()), older))[0] == "signature_expired"
+    assert (await refusal(store, older)).reason == "signature_expired"
+    assert (await refusal(opened(policy()), older)).reason == "signature_expired"
     assert (await store.ensure(ref(newer))).is_proven
     sign(adapter, not_after=datetime(2028, 1, 1, tzinfo=UTC))
     assert (await store.ensure(older)).is_proven, "it was signed anew"
@@ -206,13 +201,13 @@ async def test_a_policy_that_comes_later_asks_for_what_is_in_the_store(opened, a
     assert (await store.ensure(ref(adapter))).path == staged.path
     store.trust.signatures.enforce(policy(signers=["release"], tenants=["other"]), "p")
     store.use_pool(LAX)
-    reason, message = await refused(store, ref(adapter))
-    assert (reason, "no rule for the tenant acme" in message) == ("signer_untrusted", True)
+    error = await refusal(store, ref(adapter))
+    assert (error.reason, "no rule for the tenant acme" in error.message) == ("signer_untrusted", True)
     (adapter / SIGNATURE_FILE).unlink()
     bundle = next((store._layout.root / "bundles").iterdir())
     for content in (b"", b"{}", bundle.read_bytes().replace(b"adapter_config.json", b"adapter_other.json")):
         bundle.write_bytes(content)
-        assert (await refused(opened(policy()), ref(adapter)))[0] == "bundle_missing", "what is kept proves itself"
+        assert (await refusal(opened(policy()), ref(adapter))).reason == "bundle_missing", "what is kept proves itself"
 
 
 async def test_a_pool_asks_for_a_signature_where_the_host_does_not(opened, adapter):
@@ -220,7 +215,7 @@ async def test_a_pool_asks_for_a_signature_where_the_host_does_not(opened, adapt
     (adapter / SIGNATURE_FILE).unlink()
     rule = policy(unsigned=True)
     assert (await opened(rule).ensure(ref(adapter))).is_proven
-    assert (await refused(opened(rule, STRICT), ref(adapter)))[0] == "bundle_missing"
+    assert (await refusal(opened(rule, STRICT), ref(adapter))).reason == "bundle_missing"
     sign(adapter)
     assert (await opened(rule, STRICT).ensure(ref(adapter))).is_proven
 
@@ -239,11 +234,11 @@ async def test_a_records_own_signature_is_taken_until_the_day_that_the_policy_sa
     store = store_with(until)
     assert (await store.ensure(asked)).is_proven
     wrong = replace(asked, signature=sign_digest("sha256:" + "0" * 64, private))
-    assert (await refused(store, wrong))[0] == "signature_invalid"
-    assert (await refused(store_with(policy()), asked))[0] == "bundle_missing", "the policy names no day"
+    assert (await refusal(store, wrong)).reason == "signature_invalid"
+    assert (await refusal(store_with(policy()), asked)).reason == "bundle_missing", "the policy names no day"
     clock.now = LATER
     store.use_pool(LAX)
-    assert (await refused(store, asked))[0] == "bundle_missing"
+    assert (await refusal(store, asked)).reason == "bundle_missing"
     sign(adapter)
     assert (await store.ensure(asked)).is_proven
 
@@ -280,12 +275,12 @@ async def test_a_policy_is_read_anew_and_a_wrong_one_leaves_the_last_good_one_in
     signatures = store.trust.signatures
     store.trust.follow(file, read_signature_policy, lambda read: signatures.enforce(read, "p"))
     store.use_pool(LAX)
-    assert (await refused(store, ref(adapter)))[0] == "signer_untrusted"
+    assert (await refusal(store, ref(adapter))).reason == "signer_untrusted"
     before = store.reads
     file.write_text("rules: [")
     store.trust.refresh()
     assert ["line 1" in one for one in store.not_taken.values()] == [True]
-    assert (await refused(store, ref(adapter)))[0] == "signer_untrusted"
+    assert (await refusal(store, ref(adapter))).reason == "signer_untrusted"
     file.write_bytes(policy_text([{"tenants": ["acme"], "signers": ["release"]}], keys={"release": PUBLIC}))
     store.trust.refresh()
     store.use_pool(LAX)

@@ -12,11 +12,10 @@ from threading import Event
 import pytest
 
 from registry.runtime.failpoints import Point, handling
-from registry.sources.base import ArtifactError, Stop
-from sidecar.artifacts.leases import read_leases
+from registry.sources.base import Stop
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.waiting import eventually
-from tests.unit.artifacts.conftest import WEIGHTS, age, contents, pinned, recalled, release, stage, unpinned
+from tests.unit.artifacts.conftest import WEIGHTS, age, contents, pinned, recalled, refusal, release, stage, unpinned
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -50,19 +49,6 @@ async def test_a_restarted_sidecar_finds_what_it_had_without_the_source(open_sto
     assert await restarted.ensure(make_ref(adapter)) == staged
 
 
-async def test_another_replica_of_the_host_leases_before_it_may_look(open_store, sources, tmp_path):
-    """R7 files-pinned: what is in the store, but not leased to this replica, may be removed at any time."""
-    adapter = write_adapter(sources / "a")
-    staged = await open_store("r1").ensure(pinned(adapter))
-    second = open_store("r2")
-    assert second.lookup(pinned(adapter)) is None
-    shutil.rmtree(sources / "a")
-    assert await second.ensure(pinned(adapter)) == staged
-    assert second.lookup(pinned(adapter)) == staged
-    leases = {path.name: read_leases(path) for path in (tmp_path / "store" / "leases").iterdir()}
-    assert leases == {"r1": {staged.id}, "r2": {staged.id}}
-
-
 async def test_two_names_for_the_same_files_share_a_directory(store, sources, tmp_path):
     first, second = write_adapter(sources / "a"), write_adapter(sources / "b")
     staged = await asyncio.gather(
@@ -82,26 +68,19 @@ async def test_a_reference_without_digest_keeps_its_meaning(open_store, sources,
     assert later.digest == changed.digest != staged.digest
 
 
-async def test_a_pinned_meaning_whose_copy_is_gone_is_not_replaced_by_another(open_store, sources, tmp_path):
-    """R4: nothing else is served under a generation than what it was first seen to be."""
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_what_is_meant_and_gone_is_not_replaced_by_another(open_store, sources, tmp_path, make_ref):
+    """R4, fault 27: neither by its digest, nor under a generation that was first seen to be it."""
     adapter = write_adapter(sources / "a", seed=1)
-    staged = await open_store().ensure(unpinned(adapter))
+    staged = await open_store().ensure(make_ref(adapter))
     changed = write_adapter(sources / "a", seed=2)
     shutil.rmtree(staged.path)
-    with pytest.raises(ArtifactError) as refused:
-        await open_store().ensure(unpinned(adapter))
-    assert (refused.value.reason, refused.value.permanent) == ("digest_mismatch", False)
-    assert adapter.digest in refused.value.message
-    assert changed.digest in refused.value.message
-
-
-async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
-    """R16 bounded: memory has a cap, and nothing depends on it."""
-    monkeypatch.setattr("sidecar.artifacts.stored.MAX_REMEMBERED", 1)
-    adapters = [write_adapter(sources / f"a{seed}", seed=seed) for seed in range(3)]
-    staged = [await store.ensure(pinned(adapter)) for adapter in adapters]
-    assert len(store._known.seen) == 1
-    assert [recalled(store, pinned(adapter)) for adapter in adapters] == staged
+    error = await refusal(open_store(), make_ref(adapter))
+    assert (error.reason, error.permanent) == ("digest_mismatch", False)
+    assert adapter.digest in error.message
+    assert changed.digest in error.message
+    assert not contents(tmp_path / "store" / "tmp")
+    assert not contents(tmp_path / "store" / "adapters")
 
 
 async def test_leases_that_another_process_left_are_read_when_it_has_ended(open_store, sources):
