@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 import pytest
 
 from registry.lora.digest import FileEntry
+from registry.lora.findings import AdapterWarning
 from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.examination import Examination
 from sidecar.artifacts.layout import StoreLayout, open_layout
 from sidecar.artifacts.store import LocalStore, ReadingEngine, StoreLimits
 from sidecar.artifacts.types import ArtifactRef, Staged
@@ -137,4 +139,17 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
     return fail
 
 
+DROPPED = AdapterWarning("modules_dropped", "one was left out")
+EXAMINATION = Examination(
+    rank=8,
+    modules={"model.layers.{0-1}.self_attn.q_proj": False, "model.layers.{0-1}.mlp.down_proj": False},
+    base_model="acme/base",
+    warnings=(DROPPED,),
+    renamed={"b": "y", "a": "x"},
+    dropped=("c",),
+    config={"use_dora": False},
+    new_config=None,
+    new_weights=None,
+    start=8,
+)
 BROKEN: list[Exception] = [OSError(5, "bad sector"), ZeroDivisionError()]

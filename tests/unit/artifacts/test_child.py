@@ -28,20 +28,7 @@ from sidecar.artifacts.examination import (
     Objection,
 )
 from sidecar.artifacts.examiner import ExaminationLimits, Examiner
-from tests.unit.artifacts.conftest import MIB, raising
-
-FOUND = Examination(
-    rank=8,
-    modules={"q_proj": False},
-    base_model=None,
-    warnings=(),
-    renamed={},
-    dropped=(),
-    config={},
-    new_config=None,
-    new_weights=None,
-    start=8,
-)
+from tests.unit.artifacts.conftest import EXAMINATION, MIB, raising
 
 
 def frame(content: bytes) -> bytes:
@@ -289,7 +276,7 @@ def answered(answer: ExaminationAnswer) -> bytes:
     return frame(answer.model_dump_json().encode())
 
 
-OK = answered(ExaminationAnswer(examination=FOUND))
+OK = answered(ExaminationAnswer(examination=EXAMINATION))
 LIMITS = ExaminationLimits(memory_bytes=5, processor_seconds=30, bytes_per_second=100)
 
 
@@ -311,7 +298,7 @@ def test_a_child_is_told_a_base_once_and_no_secret_of_ours(played, adapter, monk
     one = Examiner(LIMITS)
     one.warm()
     for which in (base, base, None, base):
-        assert examine(one, adapter, which) == FOUND
+        assert examine(one, adapter, which) == EXAMINATION
     told = BaseOfReplica.of(base)
     expected = [(True, told), (True, None), (False, None), (True, told)]
     assert [(asked.has_base, asked.base) for asked in process.asked()] == expected
@@ -349,7 +336,7 @@ def test_however_little_a_pipe_takes_requests_are_whole_and_answers_are_told_apa
     process = played.add(OK * 3, at_once=at_once)
     monkeypatch.setattr(examiner.os, "write", lambda descriptor, content: write(descriptor, content[:5]))
     one = Examiner(LIMITS)
-    assert [examine(one, adapter) for _ in range(3)] == [FOUND] * 3
+    assert [examine(one, adapter) for _ in range(3)] == [EXAMINATION] * 3
     assert [asked.directory for asked in process.asked()] == [str(adapter)] * 3
     assert len(played.starts) == 1
 
@@ -365,7 +352,7 @@ def test_a_child_that_hears_nothing_has_ended_and_another_failure_is_told(played
         examiner.os, "write", lambda *what: fail() if played.made[0].returncode is None else write(*what)
     )
     with nullcontext() if has_ended else pytest.raises(type(error)):
-        assert examine(one, adapter) == FOUND
+        assert examine(one, adapter) == EXAMINATION
     assert len(played.starts) == 1 + has_ended
     assert played.made[0].returncode is not None, "whatever it was, it is ended"
     assert one._busy == 0
@@ -418,7 +405,7 @@ def test_an_answer_that_is_cut_off_or_larger_than_128_mib_is_none(played, adapte
     """R16, X2, R8: nothing of a larger one is asked for; the next child is asked."""
     process = played.add(answer)
     played.add(OK)
-    assert examine(Examiner(LIMITS), adapter) == FOUND
+    assert examine(Examiner(LIMITS), adapter) == EXAMINATION
     assert process.stdout.wanted == wanted
 
 

@@ -8,29 +8,15 @@ import shutil
 import pytest
 
 from registry.lora.base import BaseModules
-from registry.lora.findings import AdapterWarning
 from registry.sources.base import ArtifactError
-from sidecar.artifacts.examination import Examination
 from sidecar.artifacts.reports import Reports, look, make_report, parse_report, staged_by
 from sidecar.artifacts.requests import StageRequest, stage_request_of
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
+from tests.unit.artifacts.conftest import DROPPED, EXAMINATION
 
 BASE = BaseModules({f"model.layers.0.self_attn.{name}_proj": (16, 16) for name in "qv"})
 SOURCE, PREPARED = "sha256:" + "1" * 64, "sha256:" + "2" * 64
-DROPPED = AdapterWarning("modules_dropped", "one was left out")
-EXAMINATION = Examination(
-    rank=8,
-    modules={"model.layers.{0-1}.self_attn.q_proj": False, "model.layers.{0-1}.mlp.down_proj": False},
-    base_model="acme/base",
-    warnings=(DROPPED,),
-    renamed={"b": "y", "a": "x"},
-    dropped=("c",),
-    config={"use_dora": False},
-    new_config=None,
-    new_weights=None,
-    start=8,
-)
 
 
 def order_of(base: BaseModules | None = BASE, *, calls_base: str | None = "acme/base") -> StageRequest:

@@ -17,6 +17,7 @@ from registry.lora.signing.keys import sign_statement
 from registry.lora.signing.statement import SIGNATURE_FILE, SignatureBinding, SignedFiles, write_statement
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.signature_policy import SignaturePolicy, read_policy
+from registry.runtime.failpoints import Point, handling
 from registry.sources.base import StoreError
 from sidecar.artifacts.signing import kept_bundles
 from sidecar.artifacts.signing.kept_bundles import KeptBundle, KeptBundles
@@ -140,12 +141,14 @@ WRONG = {
 @pytest.mark.parametrize(("spoil", "reason"), WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("pool", [LAX, STRICT], ids=["the pool asks for nothing", "the pool asks"])
 async def test_what_does_not_hold_is_refused_whatever_the_pool_says(opened, adapter, pool, spoil, reason):
-    """R21 proven-here, A3 no-self-loosening: etcd cannot switch it off; it is tried again, and then served."""
+    """R21 proven-here, A3 no-self-loosening, X2: etcd cannot switch it off; it is tried again, and then served."""
     whole = {path.name: path.read_bytes() for path in adapter.iterdir()}
     spoil(adapter)
-    store = opened(policy(), pool)
-    error = await refusal(store, ref(adapter))
+    store, points = opened(policy(), pool), list[Point]()
+    with handling(points.append):
+        error = await refusal(store, ref(adapter))
     assert (error.reason, "; " in error.message) == (reason, True)
+    assert points[-1] is (Point.RECEIVED if reason == "signed_other_files" else Point.LOCKED), "nothing more is read"
     assert not list((store._layout.root / "adapters").iterdir()), "nothing is left of it"
     for name, content in whole.items():
         (adapter / name).write_bytes(content)

@@ -80,7 +80,11 @@ async def test_what_was_removed_is_told_until_it_is_back_also_while_it_is_fetche
     shutil.rmtree(staged.path)
     told = look(store)
     await store.ensure(pinned(adapter))
-    assert looks == [{}, told]
+    assert (look(store), looks) == ({}, [{}, told])
+    shutil.rmtree(staged.path)
+    assert not store.is_intact(staged.path)
+    await store.ensure(pinned(adapter))
+    assert looks == [{}, told, told], "also where nobody looked before"
     assert told
 
 
