@@ -270,13 +270,13 @@ class Reservation:
         self._sizes: dict[str, int] = {}
 
     def admit(self, size_bytes: int, name: str) -> None:
-        """See `Room.admit`. A file that comes again takes the place of what came of it."""
+        """See `Quota.admit`. A file that comes again takes the place of what came of it."""
         self._quota.give_back(self._sizes.pop(name, 0))
         self._quota.admit(size_bytes, name)
         self._sizes[name] = size_bytes
 
     def check_disk(self, left_bytes: int, name: str) -> None:
-        """See `Room.check_disk`."""
+        """See `Quota.check_disk`."""
         self._quota.check_disk(left_bytes, name)
 
     def end(self) -> None:

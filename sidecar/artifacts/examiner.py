@@ -120,7 +120,7 @@ class _Child:
             self._send(request.model_dump_json().encode())
         (size_bytes,) = LENGTH.unpack(self._read(LENGTH.size, stop))
         if size_bytes > MAX_ANSWER_BYTES:
-            raise self._ended()
+            raise _ChildEnded(self.end())
         answer = ExaminationAnswer.model_validate_json(self._read(size_bytes, stop))
         self.is_ready = True
         return answer
@@ -139,12 +139,9 @@ class _Child:
                 continue
             chunk = self._answers.read(size_bytes - len(content))
             if not chunk:
-                raise self._ended()
+                raise _ChildEnded(self.end())
             content += chunk
         return bytes(content)
-
-    def _ended(self) -> _ChildEnded:
-        return _ChildEnded(self.end())
 
     def end(self) -> int:
         """Ends it, if it has not ended. Returns its exit status."""

@@ -69,14 +69,14 @@ def fresh_folder(layout: StoreLayout, key: str) -> Iterator[Path]:
     folder = layout.temporary(key, uuid.uuid4().hex)
     for left in folder.parent.iterdir():
         if left.name.startswith(f"{key}."):
-            _remove(left)
+            remove_whole(left)
     folder.mkdir(mode=0o700)
     try:
         yield folder
     finally:
         # If it was renamed, nothing is there. One that cannot be removed is left to the next holder of the lock.
         with suppress(OSError):
-            _remove(folder)
+            remove_whole(folder)
 
 
 @contextmanager
@@ -90,8 +90,9 @@ def fetching_folder(layout: StoreLayout) -> Iterator[Path]:
                 return
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
+def remove_whole(path: Path) -> None:
+    """Removes a folder with all that is in it, or what stands there else, and nothing that it leads to."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -6,11 +6,9 @@ Leases decide, under the artifact's lock; whatever cannot be read keeps everythi
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from registry.runtime.failpoints import Point, hit
 from registry.runtime.local_files import sync_directory
 from registry.sources.base import Stop
 from sidecar.artifacts.disk import SizeIndex
-from sidecar.artifacts.files import locked_at_once
+from sidecar.artifacts.files import locked_at_once, remove_whole
 from sidecar.artifacts.layout import StoreLayout
 from sidecar.artifacts.leases import LeasesUnreadable, everybodys_leases, may_be_read
 from sidecar.metrics import STORE_REMOVED
@@ -96,12 +94,10 @@ class GarbageCollector:
             return 0  # somebody else of the host was first
         sync_directory(directory.parent)
         hit(Point.SET_ASIDE)
-        if stat.S_ISDIR(aside.lstat().st_mode):
-            size_bytes = sum(path.lstat().st_size for path in aside.iterdir())
-            shutil.rmtree(aside)
-        else:  # somebody put it there, to lead elsewhere
-            size_bytes = 0
-            aside.unlink()
+        # What is no directory, somebody put there, to lead elsewhere.
+        is_directory = stat.S_ISDIR(aside.lstat().st_mode)
+        size_bytes = sum(path.lstat().st_size for path in aside.iterdir()) if is_directory else 0
+        remove_whole(aside)
         hit(Point.FILES_REMOVED)
         self._layout.report(artifact).unlink(missing_ok=True)
         hit(Point.REPORT_REMOVED)
@@ -123,14 +119,11 @@ class GarbageCollector:
         Raises:
             OSError: the store cannot be read.
         """
-        for path in self._leftovers():
+        for path in sorted(path for path in (self._layout.root / "tmp").iterdir() if not path.name.startswith(".")):
             stop.check()
-            with locked_at_once(self._layout.lock(path.name.partition(".")[0])) as is_locked:
+            with locked_at_once(self._layout.lock(path.name.partition(".")[0])) as is_locked, suppress(OSError):
                 if is_locked:
-                    _discard(path)
-
-    def _leftovers(self) -> Iterator[Path]:
-        return iter(sorted(path for path in (self._layout.root / "tmp").iterdir() if not path.name.startswith(".")))
+                    remove_whole(path)  # one that resists is left to the next round
 
 
 def mark_used(layout: StoreLayout, artifact: str, *, seconds_ago: float = 0.0) -> None:
@@ -138,12 +131,3 @@ def mark_used(layout: StoreLayout, artifact: str, *, seconds_ago: float = 0.0) -
     at = time.time() - seconds_ago
     with suppress(OSError):
         os.utime(layout.lock(artifact), (at, at))
-
-
-def _discard(path: Path) -> None:
-    """Removes a leftover; one that resists is left to the next round."""
-    with suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

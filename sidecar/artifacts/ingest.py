@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -144,12 +144,12 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class Incoming:
     """Files that arrive in `directory`. `entries` are those that are there to the last byte."""
 
-    def __init__(self, directory: Path, max_weights_bytes: int, reservation: Reservation, stop: Stop) -> None:
+    def __init__(self, directory: Path, reservation: Reservation, stop: Stop) -> None:
         self.directory = directory
         self._reservation = reservation
         self.entries: list[FileEntry] = []
         self._begun: set[str] = set()
-        self._caps = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: max_weights_bytes}
+        self._caps = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: MAX_WEIGHTS_BYTES}
         self._stop = stop
 
     def take(self, name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
@@ -199,25 +199,6 @@ class Incoming:
             message = f"{name} has {size_bytes} bytes, at most {self._caps[name]} are taken; publish less"
             raise ArtifactError("too_large", message)
 
-    def digest(self) -> str:
-        """The manifest digest of what arrived."""
-        return manifest_digest(self.entries)
-
-    def place(self, final: Path, naming: AbstractContextManager[None]) -> None:
-        """Gives the directory its name, within `naming`; all that is in it survives a power cut, if the name does."""
-        sync_directory(self.directory)
-        with naming:
-            self.directory.rename(final)
-
-
-@contextmanager
-def incoming(layout: StoreLayout, key: str, max_weights_bytes: int, quota: Quota, stop: Stop) -> Iterator[Incoming]:
-    """A fresh directory for `key`, whose lock the caller holds; gone at the end unless it was placed."""
-    with quota.reservation() as reservation, fresh_folder(layout, key) as directory:
-        # Whatever our umask is: the engine may run as another user.
-        open_like(directory, layout.adapters)
-        yield Incoming(directory, max_weights_bytes, reservation, stop)
-
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
@@ -240,9 +221,13 @@ class Ingest:
     examiner: Examiner
     names: SharedSync
 
-    def incoming(self, key: str, stop: Stop) -> AbstractContextManager[Incoming]:
-        """A fresh directory for `key`, whose lock the caller holds; see the function of that name."""
-        return incoming(self.layout, key, MAX_WEIGHTS_BYTES, self.quota, stop)
+    @contextmanager
+    def incoming(self, key: str, stop: Stop) -> Iterator[Incoming]:
+        """A fresh directory for `key`, whose lock the caller holds; gone at the end unless it was placed."""
+        with self.quota.reservation() as reservation, fresh_folder(self.layout, key) as directory:
+            # Whatever our umask is: the engine may run as another user.
+            open_like(directory, self.layout.adapters)
+            yield Incoming(directory, reservation, stop)
 
     def receive(
         self, source: Source, arriving: Incoming, order: StageRequest, expected: str | None, stop: Stop
@@ -258,7 +243,7 @@ class Ingest:
             bundle = self.signatures.ask(opened, order.ref, stop)
             opened.fetch(arriving.take, stop)
         hit(Point.RECEIVED)
-        found = arriving.digest()
+        found = manifest_digest(arriving.entries)
         if expected not in {None, found}:
             raise mismatch(order.ref, found, str(expected))
         self.signatures.take(order.ref, found, arriving.entries, bundle)
@@ -278,7 +263,9 @@ class Ingest:
         size_bytes = sum(entry.size for entry in prepared)
         self.reports.write(report)
         hit(Point.REPORTED)
-        arriving.place(self.layout.adapter(report.id), self.index.adding(report.id, size_bytes))
+        sync_directory(arriving.directory)  # all that is in it survives a power cut, if its name does
+        with self.index.adding(report.id, size_bytes):
+            arriving.directory.rename(self.layout.adapter(report.id))
         self.proofs.note(report.id)  # it was hashed as it was written
         self.names.sync()  # from here on it survives a power cut
         hit(Point.PLACED)

@@ -134,7 +134,8 @@ def make_folders(layout: StoreLayout) -> None:
                 set_aside(path)  # the root is what the operator named, and not ours
             mode = _PRIVATE if folder in _FOLDERS else _OPEN_TO_GROUP
             _make_closed(path, mode, stays=0 if folder in _FOLDERS else _readers(layout))
-            _prove_writable(path)
+            with tempfile.TemporaryFile(dir=path, prefix=".probe-"):
+                pass
     except OSError as error:
         raise StoreError(
             f"the store {layout.root} cannot be used ({error.strerror}: {error.filename}): "
@@ -172,8 +173,3 @@ def open_like(folder: Path, example: Path) -> None:
         with suppress(PermissionError):  # we are no member of that group, and whoever set it up did without us
             os.chown(folder, -1, wanted.st_gid)
     folder.chmod(stat.S_IMODE(wanted.st_mode) & _OPEN_TO_ALL)
-
-
-def _prove_writable(folder: Path) -> None:
-    with tempfile.TemporaryFile(dir=folder, prefix=".probe-"):
-        pass

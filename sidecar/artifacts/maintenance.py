@@ -416,7 +416,7 @@ class Maintenance:
             ArtifactError: ``staging_stopped``.
             OSError: it could not be written; nothing was lost.
         """
-        # The lock is for the leftovers of those who were killed here: see `Removal.tidy`.
+        # The lock is for the leftovers of those who were killed here: see `GarbageCollector.tidy`.
         with locked(self.layout.lock(self.leases.key), stop):
             self.leases.write(self.layout.temporary(self.leases.key, uuid.uuid4().hex))
         hit(Point.LEASES_WRITTEN)

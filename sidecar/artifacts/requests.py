@@ -39,23 +39,21 @@ class Pins:
         """The digest that the reference says, or else came to mean here; None if it was never read."""
         if ref.digest is not None:
             return ref.digest
-        return self._read(pin_name(ref))
+        file = self._layout.pin(pin_name(ref))
+        try:
+            digest = read_json(read_file(file))["digest"]
+        except FileNotFoundError:
+            return None
+        except (NotAFile, ValueError, TypeError, KeyError) as error:
+            _log.warning("pin_damaged", file=str(file), error=str(error))
+            return None
+        return digest if isinstance(digest, str) and _DIGEST.fullmatch(digest) else None
 
     def put(self, ref: ArtifactRef, digest: str) -> None:
         """Writes the pin. The caller holds the lock of that name."""
         name = pin_name(ref)
         content = canonical_json({"schema": 1, "pin_key": ref.pin_key, "digest": digest})
         write_atomic(self._layout.pin(name), content, temporary=self._layout.temporary(name, "json"))
-
-    def _read(self, name: str) -> str | None:
-        try:
-            digest = read_json(read_file(self._layout.pin(name)))["digest"]
-        except FileNotFoundError:
-            return None
-        except (NotAFile, ValueError, TypeError, KeyError) as error:
-            _log.warning("pin_damaged", file=str(self._layout.pin(name)), error=str(error))
-            return None
-        return digest if isinstance(digest, str) and _DIGEST.fullmatch(digest) else None
 
 
 # Each is asked for several times while its artifact is staged.

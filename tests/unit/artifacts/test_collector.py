@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from registry.sources.base import ArtifactError, Stop
-from sidecar.artifacts import gc, maintenance
+from sidecar.artifacts import files, gc, maintenance
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.files import locked
 from sidecar.artifacts.gc import GarbageCollector, mark_used
@@ -183,7 +183,7 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(store, tmp_path, 
         (tmp / "k3.report").write_bytes(b"half")
         with monkeypatch.context() as patch, locked(store.layout.lock("k2"), Stop()):
             if error:
-                patch.setattr(gc.shutil, "rmtree", raising(error))
+                patch.setattr(files.shutil, "rmtree", raising(error))
             with pytest.raises(ZeroDivisionError) if isinstance(error, ZeroDivisionError) else nullcontext():
                 store.collector.tidy(Stop())
         if not isinstance(error, ZeroDivisionError):
