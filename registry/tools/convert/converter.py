@@ -17,7 +17,16 @@ from registry.lora.findings import CannotPublish
 from registry.lora.json_files import json_object
 from registry.lora.modules import Patterns
 from registry.lora.tensor_names import TensorName, TensorPart, entry_of
-from registry.tools.convert.arithmetic import First, Pair, Parts, dora_delta, parts_of, parts_of_pair, relative_error
+from registry.tools.convert.arithmetic import (
+    First,
+    Pair,
+    Parts,
+    difference,
+    dora_delta,
+    parts_of,
+    parts_of_pair,
+    relative_error,
+)
 from registry.tools.convert.options import ConversionOptions, ModuleOutcome, Task, check_errors
 from registry.tools.convert.stored import DTYPES, Place, places_in, write_tensors
 
@@ -47,7 +56,7 @@ class _Trained:
     @property
     def scaled(self) -> Pair:
         """The pair whose product is what is added to the weights."""
-        return Pair(self.scale * self.pair.up.double(), self.pair.down.double())
+        return _times(self.scale, self.pair)
 
 
 def convert(
@@ -66,7 +75,8 @@ def convert(
     outcomes = []
     for trained in _trained(places, opened.config, task):
         pair, outcome = converter.made(trained)
-        names = [_key(entry, trained, is_new=is_new) for entry in (trained.up, trained.down)]
+        entries = (trained.up, trained.down)
+        names = [entry.key(trained.base_name) if is_new else entry.tensor.name for entry in entries]
         tensors |= zip(names, (pair.up.contiguous(), pair.down.contiguous()), strict=True)
         outcomes.append(outcome)
     check_errors(outcomes, options.max_error)
@@ -104,7 +114,7 @@ class _Converter:
     def _without_first(self, trained: _Trained) -> tuple[Pair, ModuleOutcome]:
         """PiSSA and OLoRA: what is added is the difference of the trained product and the first one."""
         first = self._first(trained)
-        exact = Pair(torch.cat([trained.scaled.up, -first.up], 1), torch.cat([trained.scaled.down, first.down], 0))
+        exact = difference(trained.scaled, first)
         limit = self._options.rank
         if limit is not None and limit < exact.rank:
             return self._shortened(trained, "init", exact, parts_of_pair(exact), limit)
@@ -178,10 +188,6 @@ def _kept(places: Mapping[str, Place], task: Task) -> Iterator[TensorName]:
         entry = entry_of(place.tensor)
         if entry.part is TensorPart.MAGNITUDE or place.tensor.name not in dropped:
             yield entry
-
-
-def _key(entry: TensorName, trained: _Trained, *, is_new: bool) -> str:
-    return entry.key(trained.base_name) if is_new else entry.tensor.name
 
 
 def _others(places: Mapping[str, Place], task: Task, options: ConversionOptions) -> dict[str, torch.Tensor]:
