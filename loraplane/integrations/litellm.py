@@ -45,18 +45,11 @@ Deployment = dict[str, Any]
 Connect = Callable[[], AsyncRegistry]
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """Engines that serve a model: by URL, the generation."""
-
-    engines: Mapping[str, int]
-
-
 @dataclass(slots=True)
 class _Pool:
-    """State of a pool; `models`: by what requests call it, who serves it."""
+    """State of a pool; `models`: by what requests call it, who serves it, as `_models_of` gives it."""
 
-    models: Mapping[str, _Served] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -112,7 +105,7 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
         found = [pool.models[asked] for pool in self._pools.values() if asked in pool.models]
         if not found:
             return [] if asked in self._gone else healthy_deployments
-        engines = {url: generation for one in found for url, generation in one.engines.items()}
+        engines = {url: generation for one in found for url, generation in one.items()}
         wanted = _generation_asked(request_kwargs)
         return [one for one in healthy_deployments if _serves(one, engines, wanted)]
 
@@ -165,8 +158,8 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
         pool.known.set()
 
 
-def _models_of(state: PoolResidency) -> dict[str, _Served]:
-    """By what requests call it, who serves each adapter; by its name alone too, for one that nobody serves."""
+def _models_of(state: PoolResidency) -> dict[str, dict[str, int]]:
+    """By what requests call it, each adapter's engines by URL with the generation; by its name too, if none serves."""
     found: dict[str, dict[str, int]] = {}
     for adapter in state.adapters.values():
         found.setdefault(adapter.name, {})
@@ -174,7 +167,7 @@ def _models_of(state: PoolResidency) -> dict[str, _Served]:
             found.setdefault(one.model, {})[_root(one.engine_url)] = one.generation
             for earlier in one.earlier:
                 found.setdefault(f"{adapter.name}@{earlier}", {})[_root(one.engine_url)] = earlier
-    return {model: _Served(engines) for model, engines in found.items()}
+    return found
 
 
 def _asked(model: str, request: Mapping[Any, Any] | None) -> str:

@@ -16,6 +16,7 @@ What a format has no room for is told as a note and left out; nothing is guessed
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -138,9 +139,7 @@ def _model_rewrite(pools: Pools) -> ExportedConfig:
 def _rewrites(pool: ExportedPool) -> Iterator[dict[str, object]]:
     """One for each adapter whose replicas call it otherwise than requests do; a plain name needs none."""
     for one in pool.adapters:
-        counts = dict[str, int]()
-        for model in one.models.values():
-            counts[model] = counts.get(model, 0) + 1
+        counts = Counter(one.models.values())
         if set(counts) != {one.name}:
             targets = [{"modelRewrite": model, "weight": count} for model, count in sorted(counts.items())]
             yield {"matches": [{"model": {"type": "Exact", "value": one.name}}], "targets": targets}
