@@ -35,6 +35,7 @@ from sidecar.artifacts.examination import (
     ExaminationAnswer,
     ExaminationRequest,
 )
+from sidecar.artifacts.files import write_all
 
 _log = structlog.get_logger()
 _PROGRAM = (
@@ -117,18 +118,14 @@ class _Child:
         )
         self._base = base
         with suppress(BrokenPipeError):  # that it has ended is seen in its answer
-            self._send(request.model_dump_json().encode())
+            content = request.model_dump_json().encode()
+            write_all(self._requests.fileno(), LENGTH.pack(len(content)) + content)
         (size_bytes,) = LENGTH.unpack(self._read(LENGTH.size, stop))
         if size_bytes > MAX_ANSWER_BYTES:
             raise _ChildEnded(self.end())
         answer = ExaminationAnswer.model_validate_json(self._read(size_bytes, stop))
         self.is_ready = True
         return answer
-
-    def _send(self, content: bytes) -> None:
-        view = memoryview(LENGTH.pack(len(content)) + content)
-        while view:
-            view = view[os.write(self._requests.fileno(), view) :]
 
     def _read(self, size_bytes: int, stop: Stop) -> bytes:
         poll, content = select.poll(), bytearray()

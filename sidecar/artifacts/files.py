@@ -105,11 +105,7 @@ def write_atomic(path: Path, content: bytes, *, temporary: Path) -> None:
     """
     make_way(path)
     make_way(temporary)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        _write_whole(descriptor, content, temporary)
-    finally:
-        os.close(descriptor)
+    _write_whole(temporary, content, os.O_TRUNC)
     temporary.rename(path)
 
 
@@ -118,18 +114,24 @@ def append_line(path: Path, line: str) -> None:
 
     It starts with a line break too, so that a line which a full disk cut off does not swallow the next.
     """
-    content = f"\n{line}\n".encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    _write_whole(path, f"\n{line}\n".encode(), os.O_APPEND)
+
+
+def _write_whole(path: Path, content: bytes, how: int) -> None:
+    """In one call, as regular files allow that have room."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        _write_whole(descriptor, content, path)
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 
 
-def _write_whole(descriptor: int, content: bytes, path: Path) -> None:
-    """In one call, as regular files allow that have room."""
-    if os.write(descriptor, content) != len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+def write_all(descriptor: int, content: bytes) -> None:
+    """In as many calls as it takes, as a pipe takes less than it is given."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def store_failure(error: OSError, root: Path) -> ArtifactError:

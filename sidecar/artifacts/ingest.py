@@ -22,7 +22,7 @@ from registry.sources.base import ArtifactError, Source, Stop
 from sidecar.artifacts.disk import CHECK_BYTES, Quota, Reservation, SizeIndex
 from sidecar.artifacts.examination import Examination
 from sidecar.artifacts.examiner import Examiner
-from sidecar.artifacts.files import SharedSync, fresh_folder
+from sidecar.artifacts.files import SharedSync, fresh_folder, write_all
 from sidecar.artifacts.layout import StoreLayout, open_like
 from sidecar.artifacts.preparation import prepare
 from sidecar.artifacts.proof import ProofOutcome, Proofs, hash_file, missing_files
@@ -71,7 +71,7 @@ class Writing:
         # In one go: after each call of the system this thread waits for its turn, and longer than the call takes.
         content = b"".join(piece)
         self._digest.update(content)
-        _write_all(self._descriptor, content)
+        write_all(self._descriptor, content)
         self.size_bytes += len(content)
 
 
@@ -86,12 +86,6 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[Piece]:
             piece, held_bytes = [], 0
     if piece:
         yield piece
-
-
-def _write_all(descriptor: int, chunk: bytes) -> None:
-    view = memoryview(chunk)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 # A file has so long to arrive, whatever its size: less than its staging, so that there is time for the rest.

@@ -99,12 +99,8 @@ class ArtifactLeases:
     @contextmanager
     def held(self, artifact: str) -> Iterator[bool]:
         """Leases it, and does not let go of it within the body. Gives what `add` gives."""
-        with self._mutex:
-            self._holds[artifact] += 1
-        try:
+        with self.kept(artifact):
             yield self.add(artifact)
-        finally:
-            self._release(artifact)
 
     @contextmanager
     def kept(self, artifact: str) -> Iterator[bool]:
@@ -115,13 +111,10 @@ class ArtifactLeases:
         try:
             yield is_leased
         finally:
-            self._release(artifact)
-
-    def _release(self, artifact: str) -> None:
-        with self._mutex:
-            self._holds[artifact] -= 1
-            if not self._holds[artifact]:
-                del self._holds[artifact]
+            with self._mutex:
+                self._holds[artifact] -= 1
+                if not self._holds[artifact]:
+                    del self._holds[artifact]
 
     def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
         """Forgets these leases but for those that are held, and gives them; the file has them until `write`."""
