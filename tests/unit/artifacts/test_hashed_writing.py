@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,20 @@ def small_pieces():
 @given(CHUNKS)
 def test_what_stands_in_the_file_is_what_came_and_what_was_hashed(tmp_path_factory, chunks):
     """R4: in the order in which it came, however it was cut."""
-    path = tmp_path_factory.mktemp("file") / "f"
+    check_written(tmp_path_factory.mktemp("file") / "f", chunks)
+
+
+def write(path: Path, chunks: Iterable[bytes]) -> tuple[str, int]:
+    """Writes a file anew; gives its digest and its size, as they are told."""
     with path.open("wb", buffering=0) as file:
         one = Writing(file.fileno())
-        digest = one.take(iter(chunks))
+        return one.take(iter(chunks)), one.size_bytes
+
+
+def check_written(path: Path, chunks: list[bytes]) -> None:
     content = b"".join(chunks)
+    assert write(path, chunks) == (hashlib.sha256(content).hexdigest(), len(content))
     assert path.read_bytes() == content
-    assert (digest, one.size_bytes) == (hashlib.sha256(content).hexdigest(), len(content))
 
 
 def test_no_more_of_a_file_is_held_than_a_few_pieces(tmp_path):
@@ -46,7 +54,7 @@ def test_no_more_of_a_file_is_held_than_a_few_pieces(tmp_path):
             held.append(number * 100 - one.size_bytes)
             yield b"x" * 100
 
-    with _file(tmp_path).open("wb", buffering=0) as file:
+    with (tmp_path / "f").open("wb", buffering=0) as file:
         one = Writing(file.fileno())
         one.take(chunks())
     assert one.size_bytes == 10_000
@@ -59,16 +67,10 @@ def test_a_disk_or_a_source_that_fails_ends_it(tmp_path):
         yield b"x" * 300
         raise ConnectionError("the source is gone")
 
-    with _file(tmp_path).open("rb") as read_only, pytest.raises(OSError, match="Bad file descriptor"):
+    with pytest.raises(ConnectionError, match="is gone"):
+        write(tmp_path / "f", broken())
+    with (tmp_path / "f").open("rb") as read_only, pytest.raises(OSError, match="Bad file descriptor"):
         Writing(read_only.fileno()).take(iter([b"x" * 300] * 5))
-    with _file(tmp_path).open("wb", buffering=0) as file, pytest.raises(ConnectionError, match="is gone"):
-        Writing(file.fileno()).take(broken())
-
-
-def _file(folder: Path) -> Path:
-    path = folder / "f"
-    path.touch()
-    return path
 
 
 def noted_writes(monkeypatch, most: int = 1 << 30) -> list[int]:
@@ -98,8 +100,7 @@ def test_small_chunks_are_written_a_mebibyte_at_a_time(tmp_path, monkeypatch, ch
     """R19: each call of the system lets other threads go first, and one has often longer to wait than to write."""
     monkeypatch.setattr(ingest, "PIECE_BYTES", USUAL_BYTES)
     sizes = noted_writes(monkeypatch)
-    with _file(tmp_path).open("wb", buffering=0) as file:
-        Writing(file.fileno()).take(bytes(size) for size in chunks)
+    write(tmp_path / "f", map(bytes, chunks))
     assert sizes == writes
 
 
@@ -109,17 +110,12 @@ def test_a_file_of_one_piece_needs_no_thread(tmp_path, monkeypatch):
     pool = ingest.ThreadPoolExecutor
     monkeypatch.setattr(ingest, "ThreadPoolExecutor", lambda *how, **more: started.append(how) or pool(*how, **more))
     for size, threads in ((255, 0), (256, 0), (257, 1)):
-        with _file(tmp_path).open("wb", buffering=0) as file:
-            Writing(file.fileno()).take([b"x" * (size - 1), b"x"])
+        write(tmp_path / "f", [b"x" * (size - 1), b"x"])
         assert len(started) == threads, size
 
 
 def test_what_the_system_does_not_take_at_once_is_written_on(tmp_path, monkeypatch):
     """R4: to the last byte, in order."""
     sizes, content = noted_writes(monkeypatch, most=7), bytes(range(250)) * 4
-    with _file(tmp_path).open("wb", buffering=0) as file:
-        one = Writing(file.fileno())
-        digest = one.take([content[:500], content[500:]])
-    assert (tmp_path / "f").read_bytes() == content
-    assert (digest, one.size_bytes) == (hashlib.sha256(content).hexdigest(), 1000)
+    check_written(tmp_path / "f", [content[:500], content[500:]])
     assert len(sizes) > 100

@@ -23,10 +23,6 @@ from tests.unit.artifacts.conftest import WEIGHTS, flip, pinned, recalled, relea
 BASE = BaseModules({f"base.layers.0.self_attn.{name}": (16, 16) for name in ("q_proj", "v_proj")}, ("tiny",))
 
 
-def reports_of(root: Path) -> list[Path]:
-    return sorted((root / "reports").iterdir())
-
-
 def plant(root: Path, ref: ArtifactRef, files: Path, base: BaseModules | None = None) -> Path:
     """Puts other files where those of `ref` are looked for, with the report that the release before would write."""
     order = stage_request_of(ref, base)
@@ -101,7 +97,7 @@ async def test_what_the_release_before_prepared_is_compared_with_its_source(open
     if not is_true:
         shutil.rmtree(made.path)
         shutil.copytree(evil.directory, made.path)
-    (report,) = reports_of(tmp_path / "store")
+    (report,) = (tmp_path / "store" / "reports").iterdir()
     content = json.loads(report.read_text())
     del content["mac"]
     report.write_text(json.dumps(content))

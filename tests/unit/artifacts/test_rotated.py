@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,12 @@ def staged(ref: ArtifactRef) -> dict[ArtifactRef, Staged]:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+def watching(clock: Clock, uri: str = "s3://b/a", **how: Any) -> tuple[RotatedSources, ArtifactRef, Asked]:
+    """One source on the network."""
+    ref, source = ArtifactRef(uri, None), Asked()
+    return RotatedSources(lambda: [ref], lambda _: source, clock, **how), ref, source
 
 
 def reasons(looks: RotatedSources, ref: ArtifactRef) -> list[str]:
@@ -126,8 +133,7 @@ def passed(looks: RotatedSources, clock: Clock, seconds: float) -> None:
 )
 def test_a_source_on_the_network_is_told_once_it_says_twice_that_it_is_gone(clock, uri):
     """Within an hour after the first look and six later; one that is back within an hour."""
-    ref, source = ArtifactRef(uri, None), Asked()
-    looks = RotatedSources(lambda: [ref], lambda _: source, clock)
+    looks, ref, source = watching(clock, uri)
     passed(looks, clock, HOUR + 10)
     assert (source.questions, reasons(looks, ref)) == (1, [])
     source.answer = True
@@ -146,8 +152,7 @@ def test_a_source_on_the_network_is_told_once_it_says_twice_that_it_is_gone(cloc
 
 
 def test_a_blip_is_no_loss(clock):
-    ref, source = ArtifactRef("s3://b/a", None), Asked()
-    looks = RotatedSources(lambda: [ref], lambda _: source, clock, lambda low, _: low)
+    looks, ref, source = watching(clock, between=min)
     source.answer = True
     looks.look(Stop())
     source.answer = False
@@ -162,9 +167,8 @@ def test_a_blip_is_no_loss(clock):
     "reason", ["source_denied", "source_timeout", "source_io", "rate_limited", "unknown_credential"]
 )
 def test_who_cannot_ask_or_is_refused_neither_says_that_it_is_gone_nor_takes_it_back(clock, reason):
-    ref, source = ArtifactRef("s3://b/a", None), Asked()
+    looks, ref, source = watching(clock)
     unknown = ArtifactError(reason, "no")
-    looks = RotatedSources(lambda: [ref], lambda _: source, clock)
     source.answer = unknown
     passed(looks, clock, 24 * HOUR)
     assert (source.questions >= 4, reasons(looks, ref)) == (True, [])
@@ -197,10 +201,10 @@ def test_hundreds_of_sources_put_little_on_those_who_answer(clock):
 
 
 def test_replicas_that_start_together_do_not_ask_together(clock):
-    ref, first = ArtifactRef("s3://b/a", None), []
+    first = []
     for _ in range(20):
-        source, own = Asked(), Clock()
-        looks = RotatedSources(lambda: [ref], lambda _, source=source: source, own)
+        own = Clock()
+        looks, _, source = watching(own)
         while not source.questions:
             passed(looks, own, 10)
         first.append(own.at)
@@ -208,8 +212,7 @@ def test_replicas_that_start_together_do_not_ask_together(clock):
 
 
 def test_who_is_stopped_asks_nobody(clock):
-    ref, source = ArtifactRef("s3://b/a", None), Asked()
-    looks, stop = RotatedSources(lambda: [ref], lambda _: source, clock, lambda low, _: low), Stop()
+    (looks, _, source), stop = watching(clock, between=min), Stop()
     stop.set()
     with pytest.raises(ArtifactError, match="stopped"):
         looks.look(stop)

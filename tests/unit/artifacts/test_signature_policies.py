@@ -43,8 +43,7 @@ def policy(**rule: object) -> SignaturePolicy:
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
+    now = NOW
 
     def __call__(self) -> float:
         return self.now.timestamp()

@@ -135,10 +135,7 @@ def test_what_nobody_wants_any_more_ends_at_once_and_its_slots_go_to_others():
 
 def test_who_has_both_an_origin_and_a_tenant_among_the_slow_ones_takes_no_slot_of_theirs():
     """R19: of either it is enough that it is another, also where they are those of two of the slow ones."""
-    slots = StagingSlots()
-    come(slots, "abcdefgh", 0.0)
-    slots.rearrange(0.0)
-    slots.rearrange(2.0)
+    slots, _ = full()
     slots.admit(Turn(stage("https://a.example/x", "tenant-b/x"), 50.0))
     assert moved(slots, 50.0) == ("", "")
     slots.admit(Turn(stage("https://a.example/y", "tenant-of-its-own/y"), 50.0))
@@ -201,6 +198,15 @@ def come(slots: StagingSlots, names: str, at: float) -> dict[str, Turn]:
     return made
 
 
+def full() -> tuple[StagingSlots, dict[str, Turn]]:
+    """Four that are long, and four that have been quick since then."""
+    slots = StagingSlots()
+    turns = come(slots, "abcdefgh", 0.0)
+    slots.rearrange(0.0)
+    slots.rearrange(2.0)
+    return slots, turns
+
+
 def test_four_are_quick_for_two_seconds_and_four_are_long():
     """docs/sources.md: and who finds no long slot goes on until somebody else waits."""
     slots = StagingSlots()
@@ -218,10 +224,7 @@ def test_four_are_quick_for_two_seconds_and_four_are_long():
 
 def test_a_long_one_gives_way_after_two_minutes_and_after_twice_as_long_the_next_time():
     """docs/sources.md: at least two minutes, and each time as long as before altogether."""
-    slots = StagingSlots()
-    turn = come(slots, "abcdefgh", 0.0)
-    slots.rearrange(0.0)
-    slots.rearrange(2.0)
+    slots, turn = full()
     for name in "bcd":
         slots.end(turn[name])
     assert moved(slots, 4.0) == ("", "")
@@ -241,10 +244,7 @@ def test_a_long_one_gives_way_after_two_minutes_and_after_twice_as_long_the_next
 
 def test_of_the_slow_ones_the_one_that_had_least_is_next_and_takes_only_of_one_that_had_more():
     """R8: whoever has it keeps it against one of the same origin and tenant."""
-    slots = StagingSlots()
-    turn = come(slots, "abcdefgh", 0.0)
-    slots.rearrange(0.0)
-    slots.rearrange(2.0)
+    slots, turn = full()
     come(slots, "ij", 10.0)
     assert moved(slots, 10.0) == ("ij", "ef"), "the first of those who had as much"
     turn["e"].had_seconds = 9.0

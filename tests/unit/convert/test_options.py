@@ -52,9 +52,9 @@ def one_of_another_type() -> Draft:
     return draft
 
 
-def initialised(how: object) -> Draft:
+def plain(**config: object) -> Draft:
     draft = LLAMA.draft()
-    draft.config["init_lora_weights"] = how
+    draft.config |= config
     return draft
 
 
@@ -67,7 +67,7 @@ def initialised(how: object) -> Draft:
         (LLAMA.draft(), {"dtype": "F32"}, False),
         (LLAMA.draft(), {"dtype": "BF16"}, True),
         (one_of_another_type(), {"dtype": "F32"}, True),
-        *((initialised(how), {}, False) for how in (None, False)),
+        *((plain(init_lora_weights=how), {}, False) for how in (None, False)),
         (with_magnitude(), {}, True),
     ],
     ids=["nothing", "its rank", "a lower rank", "its type", "another type", "a tensor", "as usual", "random", "dora"],
@@ -95,7 +95,7 @@ def test_what_is_so_already_is_no_work(tmp_path, draft, wish, is_work):
     ids=str,
 )
 def test_an_initialisation_is_mended_if_it_can_be_known(tmp_path, init, has_initial, is_mended):
-    found = task(tmp_path, initialised(init), has_initial=has_initial)
+    found = task(tmp_path, plain(init_lora_weights=init), has_initial=has_initial)
     assert (found.init is not None) is is_mended
     refused = [one.reason for one in found.verdict.findings]
     assert refused == ([] if is_mended or init in {"gaussian", True} else ["unsupported_init"])
@@ -124,9 +124,7 @@ def test_what_cannot_be_computed_is_said(tmp_path):
     ):
         assert [key for key, _ in objections(tmp_path / f"{number}", with_magnitude(**config))] == keys
     for number, more in enumerate(({}, {"fan_in_fan_out": True}, {"lora_dropout": 0.1})):
-        draft = LLAMA.draft()
-        draft.config |= more
-        assert objections(tmp_path / f"plain{number}", draft) == []
+        assert objections(tmp_path / f"plain{number}", plain(**more)) == []
     draft = with_magnitude()
     draft.tensors[magnitude_of(LLAMA.targets[0]) + ".default.weight"] = Values("F32", (1,), bytes(4))
     assert [found for _, found in objections(tmp_path / "two", draft)] == ["two of one module"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +22,7 @@ from registry.tools.convert import publishing
 from registry.tools.convert.options import ConversionOptions, ModuleOutcome
 from registry.tools.convert.publishing import Compared, PublishedFiles, publish
 from tests.corpus.drafts import LLAMA, Draft, Values
-from tests.unit.convert.test_options import with_magnitude
+from tests.unit.convert.test_options import plain, with_magnitude
 
 OUTCOME = ModuleOutcome("m", "rank", 4, 2, 4, 0.0)
 
@@ -76,10 +77,7 @@ def published(
 def test_of_what_is_only_shortened_the_base_is_not_read(tmp_path, base, arithmetic, monkeypatch):
     """Whoever has none at hand, or one that is packed, can publish it all the same."""
 
-    def unreadable(_: Path) -> object:
-        raise ValueError("its config.json is none")
-
-    monkeypatch.setattr(publishing, "names_of", unreadable)
+    monkeypatch.setattr(publishing, "names_of", Mock(side_effect=ValueError("its config.json is none")))
     found = published(tmp_path, LLAMA.draft(), base, rank=2)
     assert arithmetic.asked == [{"source": tmp_path / "trained", "base": None}]
     assert (found.outcomes, found.digest) == ([OUTCOME], digest_of(tmp_path / "out"))
@@ -97,9 +95,7 @@ def test_of_what_is_only_shortened_the_base_is_not_read(tmp_path, base, arithmet
 )
 def test_an_initialisation_is_taken_out_of_the_bases_weights(tmp_path, base, arithmetic, init, initial, first):
     """R4: as it was kept, else as it is computed anew."""
-    draft = LLAMA.draft()
-    draft.config["init_lora_weights"] = init
-    published(tmp_path, draft, base, initial=initial)
+    published(tmp_path, plain(init_lora_weights=init), base, initial=initial)
     assert arithmetic.asked[0]["base"] == (("places", base), first)
 
 
@@ -125,10 +121,8 @@ NO_HEADER = Finding("not_an_adapter", "model.safetensors", "no header", "its ind
     ids=["index", "header", "a fault of our own"],
 )
 def test_a_base_whose_weights_cannot_be_read_is_told(tmp_path, base, arithmetic, monkeypatch, error, is_told):
-    def unreadable(_: Path) -> object:
-        raise error
-
-    monkeypatch.setattr(registry.tools.convert.stored, "places_of_base", unreadable)  # type: ignore[attr-defined]
+    stored = registry.tools.convert.stored  # type: ignore[attr-defined]
+    monkeypatch.setattr(stored, "places_of_base", Mock(side_effect=error))
     told = f"{base} cannot be read as a base model: .*its index.*in safetensors" if is_told else "ours"
     with pytest.raises(CannotPublish if is_told else RuntimeError, match=told):
         published(tmp_path, with_magnitude(), base)
@@ -144,9 +138,7 @@ def objected(tmp_path: Path, draft: Draft, base: Path, limits: AdapterLimits | N
 
 def test_what_the_replicas_would_refuse_is_not_put_there(tmp_path, base, arithmetic):
     """R4, R14: looked at as it will be, not only as it was; what cannot be computed is not tried."""
-    draft = LLAMA.draft()
-    draft.config["bias"] = "all"
-    assert [reason for reason, _ in objected(tmp_path / "bias", draft, base)] == ["bias_not_supported"]
+    assert [reason for reason, _ in objected(tmp_path / "bias", plain(bias="all"), base)] == ["bias_not_supported"]
     diverged = LLAMA.draft()
     name, values = next(iter(diverged.tensors.items()))
     diverged.tensors[name] = Values("F32", values.shape, struct.pack("<f", float("inf")) + bytes(len(values.data) - 4))

@@ -17,15 +17,7 @@ from registry.formats.shapes import FieldMeaning, ImportChoices, Imported
 from registry.model.errors import InvalidArgument, Reason
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "imports"
-FILES = {
-    "lora-syncer": "lora-syncer",
-    "aibrix": "aibrix",
-    "production-stack": "production-stack",
-    "dynamo": "dynamo",
-    "kubeai": "kubeai",
-    "kserve": "kserve",
-    "ipp": "ipp",
-}
+SAMPLED = ["lora-syncer", "aibrix", "production-stack", "dynamo", "kubeai", "kserve", "ipp"]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -142,18 +134,18 @@ def test_ipp_names_whose_sources_are_said():
     assert summary(found)["legal"] == ("chat", "s3://weights/legal", {"baseModel": "tiny"})
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", SAMPLED)
 def test_whatever_is_printed_is_a_manifest(kind):
     rewrites = {"tos:": "s3:", "oss:": "s3:", "pvc:/": "file://", "oci+native:/": "file://"}
-    found = imported(kind, sample(FILES[kind]), source="file:///adapters/{name}", pool="p", rewrites=rewrites)
+    found = imported(kind, sample(kind), source="file:///adapters/{name}", pool="p", rewrites=rewrites)
     assert found.manifests
     for content, place in found.manifests:
         assert manifest_of(content, place).manifest.metadata.pool == "p"
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", SAMPLED)
 def test_a_document_of_another_kind_is_refused_with_its_place(kind):
-    others = [sample(file) for name, file in FILES.items() if name != kind and {name, kind} != {"ipp", "lora-syncer"}]
+    others = [sample(name) for name in SAMPLED if name != kind and {name, kind} != {"ipp", "lora-syncer"}]
     for text in [*others, "kind: Deployment\nspec: {}", "- a", "kind: [1]"]:
         error = wrong(kind, text)
         assert KINDS[kind].system in error.message
@@ -249,10 +241,10 @@ leaves = st.one_of(
 )
 
 
-@given(data=st.data(), kind=st.sampled_from([*FILES]))
+@given(data=st.data(), kind=st.sampled_from(SAMPLED))
 def test_a_record_with_a_value_exchanged_is_imported_or_refused_with_its_place(data, kind):
     """X2: whatever stands in a record, one clear error or a manifest comes of it."""
-    documents = list(yaml.safe_load_all(sample(FILES[kind])))
+    documents = list(yaml.safe_load_all(sample(kind)))
     places: list[tuple[Any, Any]] = []
 
     def note(value: Any) -> None:
