@@ -308,11 +308,6 @@ def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path):
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o646
 
 
-def test_a_store_on_a_file_system_that_takes_no_files_is_named():
-    with pytest.raises(StoreError, match="/proc/loraplane"):
-        open_layout(Path("/proc/loraplane"), "r1")
-
-
 @pytest.mark.parametrize("replica", ["", "../r1", "a/b", ".", "r1\n"])
 def test_a_replica_that_cannot_name_a_file_is_refused_and_a_fault_of_ours_is_told(tmp_path, monkeypatch, replica):
     """R9: whoever starts it would look for it in his own settings."""

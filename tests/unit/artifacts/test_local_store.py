@@ -415,17 +415,20 @@ def served(played) -> Played:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "adopts", "is_doubted"),
+    ("outcome", "adopts", "is_locked", "is_doubted"),
     [
-        (ProofOutcome.PROVEN, False, False),
-        (ProofOutcome.SOURCE, True, False),
-        (ProofOutcome.SOURCE, False, True),
-        (ProofOutcome.UNKNOWN, True, True),
-        (ProofOutcome.CHANGED, True, True),
+        (ProofOutcome.PROVEN, False, False, False),
+        (ProofOutcome.SOURCE, True, False, False),
+        (ProofOutcome.SOURCE, False, False, True),
+        (ProofOutcome.SOURCE, True, True, True),
+        (ProofOutcome.UNKNOWN, True, False, True),
+        (ProofOutcome.CHANGED, True, False, True),
     ],
 )
-def test_what_the_engine_served_is_proven_while_nobody_waits(served, monkeypatch, outcome, adopts, is_doubted):
-    """R13, R21: at 100 MiB a second; what nothing proves is compared with its source."""
+def test_what_the_engine_served_is_proven_while_nobody_waits(
+    served, monkeypatch, outcome, adopts, is_locked, is_doubted
+):
+    """R7, R13, R21: at 100 MiB a second; what nothing proves is compared with its source, once nobody works on it."""
     served.outcomes[served.id], served.adopts = outcome, adopts
     forget, doubted = served.store._known.seen.forget, list[bool]()
 
@@ -434,23 +437,15 @@ def test_what_the_engine_served_is_proven_while_nobody_waits(served, monkeypatch
         forget(artifacts)
 
     monkeypatch.setattr(served.store._known.seen, "forget", forgetting)
-    served.store.maintenance.scrubbing.prove_seen(Stop())
+    with locked(served.store._layout.lock(served.id if is_locked else "other"), Stop()):
+        served.store.maintenance.scrubbing.prove_seen(Stop())
     assert doubted == [True] * is_doubted, "before it is forgotten, so that nobody recalls it in between"
     assert served.did[0] == ("prove", served.id, DIGEST, 100 << 20)
-    assert ("adopt" in served.did) is (outcome is ProofOutcome.SOURCE)
+    assert ("adopt" in served.did) is (outcome is ProofOutcome.SOURCE and not is_locked)
     assert (served.id in served.store._known.doubted) is is_doubted
     assert (("forgotten", served.id) in served.did) is is_doubted
     served.peeked = served.staged()
     assert (recalled(served.store, REF) is None) is is_doubted
-
-
-def test_what_is_being_worked_on_is_not_adopted_beside_it(served):
-    """R7."""
-    served.outcomes[served.id] = ProofOutcome.SOURCE
-    with locked(served.store._layout.lock(served.id), Stop()):
-        served.store.maintenance.scrubbing.prove_seen(Stop())
-    assert "adopt" not in served.did
-    assert served.id in served.store._known.doubted
 
 
 def test_what_the_engine_served_and_is_damaged_is_told_to_all_and_what_need_not_be_proven_is_not_hashed(

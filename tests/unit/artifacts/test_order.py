@@ -11,7 +11,7 @@ from registry.runtime.failpoints import Point, handling
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.examiner import Examiner
 from sidecar.artifacts.files import SharedSync
-from sidecar.artifacts.ingest import Ingest
+from sidecar.artifacts.ingest import Ingest, Ingested
 from sidecar.artifacts.proof import ProofOutcome
 from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.store import LocalStore
@@ -63,13 +63,16 @@ def played(store: LocalStore, **parts: object) -> Ingest:
 
 @pytest.mark.parametrize("outcome", list(ProofOutcome))
 def test_a_source_that_stands_there_is_adopted_if_it_would_be_taken_as_it_is(store, outcome):
-    """R13, R21, R22."""
+    """R13, R21, R22: and what else stands there is vouched for if it is what comes of its source."""
     changed = EXAMINATION.model_copy(update={"new_config": b"{}"})
     for examination, is_as_it_came in ((changed, False), (EXAMINATION, True)):
         one = played(store, examine=lambda *_, found=examination: found, prove=lambda *_: outcome)
         assert one.adopt(ORDER, SOURCE, Stop()) is (is_as_it_came and outcome is ProofOutcome.PROVEN)
         report = store._reports.read(ORDER.artifact(SOURCE))
         assert (report.prepared if report else None) == (SOURCE if is_as_it_came else None)
+    with one.incoming("key", Stop()) as arriving:
+        arrived = Ingested(SOURCE, EXAMINATION)
+        assert one.vouch(arriving, ORDER, arrived, Stop()) is (outcome is ProofOutcome.PROVEN)
 
 
 def test_what_cannot_be_served_is_not_adopted_and_who_is_stopped_says_nothing_of_it(store):

@@ -68,8 +68,10 @@ async def test_a_reference_without_digest_keeps_its_meaning(open_store, sources,
     assert later.digest == changed.digest != staged.digest
 
 
-@pytest.mark.parametrize("make_ref", [pinned, unpinned])
-async def test_what_is_meant_and_gone_is_not_replaced_by_another(open_store, sources, tmp_path, make_ref):
+@pytest.mark.parametrize(
+    ("make_ref", "remedy"), [(pinned, "put the right files there"), (unpinned, "the source changed after")]
+)
+async def test_what_is_meant_and_gone_is_not_replaced_by_another(open_store, sources, tmp_path, make_ref, remedy):
     """R4, fault 27: neither by its digest, nor under a generation that was first seen to be it."""
     adapter = write_adapter(sources / "a", seed=1)
     staged = await open_store().ensure(make_ref(adapter))
@@ -77,8 +79,7 @@ async def test_what_is_meant_and_gone_is_not_replaced_by_another(open_store, sou
     shutil.rmtree(staged.path)
     error = await refusal(open_store(), make_ref(adapter))
     assert (error.reason, error.permanent) == ("digest_mismatch", False)
-    assert adapter.digest in error.message
-    assert changed.digest in error.message
+    assert f"the digest {changed.digest}, expected {adapter.digest}; {remedy}" in error.message
     assert not contents(tmp_path / "store" / "tmp")
     assert not contents(tmp_path / "store" / "adapters")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
 
 import pytest
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
 
 from registry.formats import exporter
 from registry.formats.exporter import ExportedAdapter, ExportedPool, ExportedReplica, ExportFormat, export_as
@@ -26,42 +24,6 @@ POOL = ExportedPool(
     ),
 )
 EMPTY = ExportedPool("none", ("base",), (), ())
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Target(Strict):
-    modelRewrite: str  # noqa: N815 - the resource's own words
-    weight: int = Field(ge=1, le=1_000_000)
-
-
-class Model(Strict):
-    type: Literal["Exact"]
-    value: str = Field(min_length=1)
-
-
-class Match(Strict):
-    model: Model
-
-
-class Rule(Strict):
-    matches: list[Match]
-    targets: list[Target] = Field(min_length=1)
-
-
-class PoolReference(Strict):
-    group: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
-    kind: str = Field(pattern=r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$")
-    name: str = Field(min_length=1, max_length=253)
-
-
-class RewriteSpec(Strict):
-    """As the schema of llm-d's custom resource says it."""
-
-    poolRef: PoolReference  # noqa: N815
-    rules: list[Rule]
 
 
 def test_endpoints_for_llm_d_are_addresses():
@@ -112,20 +74,18 @@ def test_the_payload_processor_reads_adapters_by_their_base(monkeypatch):
 
 
 def test_versioned_names_get_requests_by_how_many_replicas_serve_them():
-    """Against the resource's own schema; a plain name needs no rewrite."""
-    made = export_as(ExportFormat.INFERENCE_MODEL_REWRITE, [POOL, EMPTY])
-    [found] = yaml.safe_load_all(made.text)
-    RewriteSpec.model_validate(found["spec"])
-    assert (found["apiVersion"], found["spec"]["poolRef"]["name"]) == ("llm-d.ai/v1alpha2", "qwen")
-    assert found["spec"]["rules"] == [
-        {
-            "matches": [{"model": {"type": "Exact", "value": "acme/sql"}}],
-            "targets": [
-                {"modelRewrite": "acme/sql@2", "weight": 1},
-                {"modelRewrite": "acme/sql@3", "weight": 2},
-            ],
-        }
-    ]
+    """As the schema of llm-d's resource has it; a plain name needs no rewrite."""
+    [found] = yaml.safe_load_all(export_as(ExportFormat.INFERENCE_MODEL_REWRITE, [POOL, EMPTY]).text)
+    targets = [{"modelRewrite": "acme/sql@2", "weight": 1}, {"modelRewrite": "acme/sql@3", "weight": 2}]
+    assert found == {
+        "apiVersion": "llm-d.ai/v1alpha2",
+        "kind": "InferenceModelRewrite",
+        "metadata": {"name": "loraplane-qwen"},
+        "spec": {
+            "poolRef": {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "qwen"},
+            "rules": [{"matches": [{"model": {"type": "Exact", "value": "acme/sql"}}], "targets": targets}],
+        },
+    }
 
 
 def test_a_static_back_end_stands_there_once_for_each_of_its_models():
