@@ -95,7 +95,10 @@ class SizeIndex:
     def _list(self) -> None:
         """The caller holds the mutex."""
         # Whatever changes from here on makes the file longer than this.
-        length = self._short_enough(self._changes_bytes())
+        length = self._changes_bytes()
+        if length > MAX_CHANGES_BYTES:
+            os.truncate(self._changes, 0)
+            length = 0
         present = self._layout.staged_ids()
         for gone in self._sizes.keys() - present:
             del self._sizes[gone]
@@ -121,12 +124,6 @@ class SizeIndex:
             return self._changes.stat().st_size
         except FileNotFoundError:
             return 0
-
-    def _short_enough(self, length: int) -> int:
-        if length <= MAX_CHANGES_BYTES:
-            return length
-        os.truncate(self._changes, 0)
-        return 0
 
 
 def _size(directory: Path) -> int:

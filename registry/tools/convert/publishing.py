@@ -76,7 +76,9 @@ def publish(
         if task:
             outcomes = _converted(source, out, opened, task, options, compared.directory, initial)
         else:
-            outcomes = _copied(source, out)
+            outcomes = []
+            for name in FILES:
+                shutil.copyfile(source / name, out / name)
         left = [] if _carried(source, out) else [_LEFT_BUNDLE]
         examined = examine_directory(out, compared.modules, compared.limits, options.policy)
         warnings = [*examined.verdict.warnings, *_base_doubts(task, opened, compared.directory), *left]
@@ -99,12 +101,6 @@ def _opened(source: Path) -> Opened:
     if findings:
         raise UnfitAdapter(findings)
     return opened
-
-
-def _copied(source: Path, out: Path) -> list[ModuleOutcome]:
-    for name in FILES:
-        shutil.copyfile(source / name, out / name)
-    return []
 
 
 _LEFT_BUNDLE = AdapterWarning(
