@@ -36,14 +36,10 @@ def private(tmp_path) -> bytes:
 @pytest.fixture
 def strict(open_store, tmp_path, private):
     store = open_store()
-    keys = {"team": read_public_key(make_key(tmp_path, "other")[1]), "mine": key(tmp_path)}
+    keys = {"team": read_public_key(make_key(tmp_path, "other")[1]), "mine": read_public_key(public_pem(private))}
     store.trust.signatures.use(keys)
     store.use_pool(STRICT)
     return store
-
-
-def key(tmp_path):
-    return read_public_key(public_pem((tmp_path / "key.pem").read_bytes()))
 
 
 def signed(ref: ArtifactRef, digest: str, private: bytes) -> ArtifactRef:

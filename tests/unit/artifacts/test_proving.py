@@ -104,8 +104,9 @@ def test_what_was_touched_since_is_not_intact(layout, change):
     put(layout)
     proofs, directory, old = proofs_of(layout), layout.adapter(A), layout.temporary(A, "old")
     assert not proofs.is_intact(A)
-    proofs.note(A)
-    assert proofs.is_intact(A)
+    for artifact in (A, B):
+        proofs.note(artifact)
+    assert (proofs.is_intact(A), B in proofs) == (True, False), "nothing is there"
     if change == "touched":
         (directory / CONFIG).chmod(0o600)
     elif change == "gone":

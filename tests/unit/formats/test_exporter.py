@@ -86,6 +86,9 @@ def test_versioned_names_get_requests_by_how_many_replicas_serve_them():
             "rules": [{"matches": [{"model": {"type": "Exact", "value": "acme/sql"}}], "targets": targets}],
         },
     }
+    one_name = ExportedPool("p", ("b",), (), (ExportedAdapter("a", {"r1": "a@2"}),))
+    [found] = yaml.safe_load_all(export_as(ExportFormat.INFERENCE_MODEL_REWRITE, [one_name]).text)
+    assert found["spec"]["rules"][0]["targets"] == [{"modelRewrite": "a@2", "weight": 1}]
 
 
 def test_a_static_back_end_stands_there_once_for_each_of_its_models():
