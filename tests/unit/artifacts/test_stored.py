@@ -1,147 +1,125 @@
-"""What stands in a store already, and what is believed of it before and after it is hashed; with its parts played."""
+"""What stands in a store already, and what is believed of it before and after it is hashed."""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import stored
-from sidecar.artifacts.proof import ProofOutcome
-from sidecar.artifacts.requests import StageRequest, stage_request_of
-from sidecar.artifacts.stored import StoredArtifacts
-from sidecar.artifacts.types import ArtifactRef, Staged
-from tests.unit.artifacts.conftest import BROKEN, raising
-
-DIGEST = "sha256:" + "1" * 64
-ORDER = stage_request_of(ArtifactRef("file:///a", DIGEST), None)
-ID = ORDER.artifact(DIGEST)
-UNSIGNED = ArtifactError("signature_missing", "it has none")
+from sidecar.artifacts.gc import GarbageCollector
+from sidecar.artifacts.ingest import Ingest
+from sidecar.artifacts.proof import ProofOutcome, Proofs
+from sidecar.artifacts.signing.signatures import Signatures
+from sidecar.artifacts.store import LocalStore
+from tests.support.adapters import WrittenAdapter, write_adapter
+from tests.unit.artifacts.conftest import BROKEN, WEIGHTS, flip, pinned, raising
 
 
-class Parts:
-    """All that the directories of a store are judged by, as a test sets it."""
+class Standing:
+    """An artifact that another replica staged, as a process finds it that has hashed nothing."""
 
-    def __init__(self, root: Any, monkeypatch) -> None:
-        self.root, self.did = root, list[Any]()
-        self.report: Any = "report"
-        self.size_bytes, self.is_quick, self.are_required, self.is_known, self.touched = 100, True, False, False, False
-        self.outcome, self.adopts, self.is_signed, self.makes_way = ProofOutcome.PROVEN, True, True, True
-        self.artifacts = StoredArtifacts(*[self] * 6, root / "lease")  # type: ignore[arg-type]
-        monkeypatch.setattr(stored, "is_quick_to_look", lambda *_: self.is_quick)
-        monkeypatch.setattr(stored, "staged_by", lambda _, order, report: self._staged(order, rank=8))
-        monkeypatch.setattr(stored, "look", lambda _, order, digest: self._staged(order, rank=4))
+    def __init__(self, open_store: Callable[..., LocalStore], adapter: WrittenAdapter, monkeypatch) -> None:
+        self.staged = asyncio.run(open_store("r2").ensure(pinned(adapter)))
+        self.store = open_store()
+        self.order, self.digest = self.store._order(pinned(adapter)), adapter.digest
+        self.artifacts = self.store._obtainer.stored
+        self.did: list[str] = []
+        for owner, name in ((Signatures, "check"), (Proofs, "prove_by"), (Ingest, "adopt")):
+            self._note(monkeypatch, owner, name, getattr(owner, name))
+        self._note(monkeypatch, GarbageCollector, "make_way", self._make_way)
+        self.makes_way = True
 
-    def _staged(self, order: StageRequest, rank: int) -> Staged:
-        return Staged(order.artifact(DIGEST), "/path", DIGEST, rank)
+    def _note(self, monkeypatch, owner: type, name: str, whole: Callable[..., Any]) -> None:
+        monkeypatch.setattr(owner, name, lambda *what, **more: self.did.append(name) or whole(*what, **more))
 
-    def adapter(self, artifact: str) -> Any:
-        return self.root / artifact
-
-    def identity(self, _: str) -> Any:
-        there = ((0, 0, 4096, 0), (0, 0, 40, 0), (0, 0, self.size_bytes - 40, 0))
-        return there if (self.root / ID).is_dir() else None
-
-    def __contains__(self, _: str) -> bool:
-        return self.is_known
-
-    def is_intact(self, _: str) -> bool:
-        return self.is_known and not self.touched
-
-    def read(self, _: str) -> Any:
-        return self.report
-
-    def check(self, *_: object) -> None:
-        self.did.append("signature")
-        if not self.is_signed:
-            raise UNSIGNED
-
-    def prove(self, artifact: str, source: str, _: Stop) -> ProofOutcome:
-        assert (artifact, source) == (ID, DIGEST)
-        self.did.append("prove")
-        return self.outcome
-
-    def prove_by(self, report: Any, artifact: str, source: str, _: Stop) -> ProofOutcome:
-        assert report is self.report
-        return self.prove(artifact, source, _)
-
-    def adopt(self, *_: object) -> bool:
-        self.did.append("adopt")
-        return self.adopts
-
-    def make_way(self, artifact: str, *, but: Any) -> bool:
-        assert (artifact, but) == (ID, self.root / "lease"), "our own lease is a new one"
-        self.did.append("make way")
+    def _make_way(self, _: object, artifact: str, *, but: Path) -> bool:
+        assert (artifact, but) == (self.staged.id, self.store._leases.file), "our own lease is a new one"
         return self.makes_way
 
+    def lose_report(self) -> None:
+        self.store._layout.report(self.staged.id).unlink()
+
+    def peek(self) -> Any:
+        return self.artifacts.peek(self.order, self.digest)
+
+    def see(self) -> Any:
+        return self.artifacts.see(self.order, self.digest)
+
     def find(self, *, is_new: bool = True) -> Any:
-        return self.artifacts.find(ORDER, DIGEST, Stop(), is_new=is_new)
+        return self.artifacts.find(self.order, self.digest, Stop(), is_new=is_new)
+
+    def has(self, *, is_new: bool = True) -> bool:
+        return self.artifacts.has(self.order, self.digest, Stop(), is_new=is_new)
 
 
 @pytest.fixture
-def parts(tmp_path, monkeypatch) -> Parts:
-    (tmp_path / ID).mkdir()
-    return Parts(tmp_path, monkeypatch)
+def one(open_store, sources, monkeypatch) -> Standing:
+    return Standing(open_store, write_adapter(sources / "a"), monkeypatch)
 
 
-def test_what_is_not_there_is_not_seen_and_no_signature_is_asked_for(parts):
+def test_what_is_not_there_is_not_seen_and_no_signature_is_asked_for(one):
     """R7, R21."""
-    (parts.root / ID).rmdir()
-    assert [parts.artifacts.peek(ORDER, DIGEST), parts.artifacts.see(ORDER, DIGEST), parts.find()] == [None] * 3
-    assert parts.did == []
-    assert not parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
+    shutil.rmtree(one.staged.path)
+    assert ([one.peek(), one.see(), one.find()], one.has(), one.did) == ([None] * 3, False, [])
 
 
 @pytest.mark.parametrize("are_required", [False, True])
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(
-    ("report", "is_quick", "rank"), [("report", True, 8), ("report", False, 8), (None, True, 4), (None, False, None)]
+    ("has_report", "is_quick", "is_read"),
+    [(True, True, True), (True, False, True), (False, True, True), (False, False, False)],
 )
 def test_a_peek_is_by_the_report_or_by_files_that_are_quickly_read(
-    parts, report, is_quick, rank, is_known, are_required
+    one, monkeypatch, has_report, is_quick, is_read, is_known, are_required
 ):
     """R19, R21: it is told whether it was proven; unproven nothing is where signatures are asked for."""
-    parts.report, parts.is_quick, parts.is_known, parts.are_required = report, is_quick, is_known, are_required
-    found = parts.artifacts.peek(ORDER, DIGEST)
-    is_told = is_known or not are_required
-    assert (found and (found.rank, found.is_proven)) == ((rank, is_known) if rank and is_told else None)
-    assert parts.did == ["signature"]
+    monkeypatch.setattr(Signatures, "are_required", are_required)
+    monkeypatch.setattr(stored, "is_quick_to_look", lambda *_: is_quick)
+    if is_known:
+        one.store._known.proofs.note(one.staged.id)
+    if has_report:
+        monkeypatch.setattr(stored, "look", raising(AssertionError("the report says it")))
+    else:
+        one.lose_report()
+    is_told = is_read and (is_known or not are_required)
+    assert one.peek() == (replace(one.staged, is_proven=is_known) if is_told else None)
+    assert one.did == ["check"]
 
 
-@pytest.mark.parametrize(
-    ("report", "size_bytes", "outcome", "is_hashed", "is_seen"),
-    [
-        ("report", 256 << 10, ProofOutcome.PROVEN, True, True),
-        ("report", (256 << 10) + 1, ProofOutcome.PROVEN, False, False),
-        ("report", 100, ProofOutcome.SOURCE, True, False),
-        ("report", 100, ProofOutcome.DAMAGED, True, False),
-        (None, 100, ProofOutcome.PROVEN, False, False),
-    ],
-)
-def test_only_what_is_small_and_has_a_report_is_hashed_in_the_event_loop(
-    parts, report, size_bytes, outcome, is_hashed, is_seen
-):
+@pytest.mark.parametrize("how", ["small", "large", "flipped", "without a report"])
+def test_only_what_is_small_and_has_a_report_is_hashed_in_the_event_loop(one, monkeypatch, how):
     """R19, R21: all else is for a worker, unless it is proven already."""
-    parts.report, parts.size_bytes, parts.outcome = report, size_bytes, outcome
-    found = parts.artifacts.see(ORDER, DIGEST)
-    assert ("prove" in parts.did) is is_hashed
-    assert (found is not None and found.is_proven) is is_seen
-    assert (found is None) is not is_seen
-    parts.is_known, parts.size_bytes = True, 1 << 30
-    assert parts.artifacts.see(ORDER, DIGEST).is_proven
-    assert parts.did.count("prove") == is_hashed
+    assert stored.MAX_AT_ONCE_BYTES == 256 << 10
+    size_bytes = sum(file.stat().st_size for file in Path(one.staged.path).iterdir())
+    monkeypatch.setattr(stored, "MAX_AT_ONCE_BYTES", size_bytes - (how == "large"))
+    if how == "flipped":
+        flip(one.staged.path)
+    if how == "without a report":
+        one.lose_report()
+    assert one.see() == (one.staged if how == "small" else None)
+    assert ("prove_by" in one.did) is (how in {"small", "flipped"})
+    one.did.clear()
+    one.store._known.proofs.note(one.staged.id)
+    assert (one.see(), one.did) == (one.staged, ["check"])
 
 
-@pytest.mark.parametrize(("report", "rank"), [("report", 8), (None, 4)])
-def test_what_was_proven_and_is_untouched_is_not_hashed_again(parts, report, rank):
+@pytest.mark.parametrize("has_report", [True, False])
+def test_what_was_proven_and_is_untouched_is_not_hashed_again(one, has_report):
     """R21: what was touched is."""
-    parts.report, parts.is_known = report, True
-    assert parts.find().rank == rank
-    assert parts.did == ["signature"]
-    parts.touched = True
-    assert parts.find().rank == rank
-    assert parts.did == ["signature", "signature", "prove"]
+    if not has_report:
+        one.lose_report()
+    one.store._known.proofs.note(one.staged.id)
+    assert (one.find(), one.did) == (one.staged, ["check"])
+    (Path(one.staged.path) / WEIGHTS).chmod(0o400)
+    assert one.find() == one.staged
+    assert one.did[:3] == ["check", "check", "prove_by"]
 
 
 @pytest.mark.parametrize(
@@ -157,29 +135,30 @@ def test_what_was_proven_and_is_untouched_is_not_hashed_again(parts, report, ran
 )
 @pytest.mark.parametrize(("is_new", "makes_way"), [(True, True), (True, False), (False, True)])
 def test_what_is_not_what_it_has_to_be_makes_way_where_no_engine_reads_it(
-    parts, outcome, adopts, found, is_new, makes_way
+    one, monkeypatch, outcome, adopts, found, is_new, makes_way
 ):
     """R4, R7, R21: our own does not, whose lease is new."""
-    parts.outcome, parts.adopts, parts.makes_way = outcome, adopts, makes_way
+    monkeypatch.setattr(Proofs, "prove", lambda *_: outcome)
+    monkeypatch.setattr(Ingest, "adopt", lambda *_: one.did.append("adopt") or adopts)
+    one.makes_way = makes_way
     is_found = found == "it"
-    expected = parts._staged(ORDER, rank=8) if is_found else None if is_new and makes_way else found
-    assert parts.find(is_new=is_new) == expected
-    assert ("make way" in parts.did) is (is_new and not is_found)
-    assert ("adopt" in parts.did) is (outcome is ProofOutcome.SOURCE)
-    assert parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=is_new) is (expected is not None)
+    expected = one.staged if is_found else None if is_new and makes_way else found
+    assert one.find(is_new=is_new) == expected
+    assert ("make_way" in one.did) is (is_new and not is_found)
+    assert ("adopt" in one.did) is (outcome is ProofOutcome.SOURCE)
+    assert one.has(is_new=is_new) is (expected is not None)
 
 
-def test_what_may_not_be_served_is_refused_before_it_is_hashed_and_is_there_all_the_same(parts):
+def test_what_may_not_be_served_is_refused_before_it_is_hashed_and_is_there_all_the_same(one, monkeypatch):
     """R21, R8: it need not be fetched; what is wrong with it is said to whoever wants it. A fault of ours is told."""
-    parts.is_signed = False
-    for look in (parts.find, lambda: parts.artifacts.peek(ORDER, DIGEST), lambda: parts.artifacts.see(ORDER, DIGEST)):
+    unreadable, ours = BROKEN
+    monkeypatch.setattr(Signatures, "check", raising(ArtifactError("signature_missing", "it has none")))
+    for look in (one.find, one.peek, one.see):
         with pytest.raises(ArtifactError, match="it has none"):
             look()
-    assert parts.did == ["signature"] * 3
-    assert parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
-    unreadable, ours = BROKEN
-    parts.check = raising(unreadable)  # type: ignore[method-assign]
-    assert parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
-    parts.check = raising(ours)  # type: ignore[method-assign]
+    assert (one.has(), one.did) == (True, [])
+    monkeypatch.setattr(Signatures, "check", raising(unreadable))
+    assert one.has()
+    monkeypatch.setattr(Signatures, "check", raising(ours))
     with pytest.raises(ZeroDivisionError):
-        parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
+        one.has()
