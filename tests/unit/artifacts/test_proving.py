@@ -98,9 +98,9 @@ def test_a_fault_of_ours_is_no_artifact_that_is_not_as_we_left_it(layout, monkey
     assert proofs.is_intact(A)
 
 
-@pytest.mark.parametrize("change", ["touched", "replaced", "gone", "a link"])
+@pytest.mark.parametrize("change", ["touched", "replaced", "gone", "a link", "a linked file"])
 def test_what_was_touched_since_is_not_intact(layout, change):
-    """R21: whatever its bytes are now."""
+    """R21: whatever its bytes are now; nor is ever what is not as we leave an artifact."""
     put(layout)
     proofs, directory, old = proofs_of(layout), layout.adapter(A), layout.temporary(A, "old")
     assert not proofs.is_intact(A)
@@ -111,6 +111,9 @@ def test_what_was_touched_since_is_not_intact(layout, change):
         (directory / CONFIG).chmod(0o600)
     elif change == "gone":
         (directory / WEIGHTS).unlink()
+    elif change == "a linked file":
+        (directory / CONFIG).rename(old)
+        (directory / CONFIG).symlink_to(old)
     else:
         directory.rename(old)
         put(layout) if change == "replaced" else directory.symlink_to(old)
@@ -118,6 +121,8 @@ def test_what_was_touched_since_is_not_intact(layout, change):
     assert A in proofs
     proofs.forget({A, B})
     assert A not in proofs
+    proofs.note(A)
+    assert (A in proofs) is (change in {"touched", "replaced"})
 
 
 @pytest.mark.parametrize("change", ["written", "removed"])
