@@ -217,17 +217,13 @@ class PlayedProcess:
 
     def __init__(self, answers: bytes, *, status: int = -9, is_closed: bool = True, at_once: int = 1 << 20) -> None:
         self.returncode, self.status = None, status
-        (asked, to_us), (answered, self._given) = os.pipe(), os.pipe()
-        self._asked, self.stdin = os.fdopen(asked, "rb", buffering=0), os.fdopen(to_us, "wb", buffering=0)
+        (asked, to_us), (answered, given) = os.pipe(), os.pipe()
+        self._asked = os.fdopen(asked, "rb", buffering=0)
+        self.stdin, self._given = (os.fdopen(one, "wb", buffering=0) for one in (to_us, given))
         self.stdout = Pieces(answered, at_once)
-        os.write(self._given, answers)
+        self._given.write(answers)
         if is_closed:
-            self._close_answers()
-
-    def _close_answers(self) -> None:
-        if self._given is not None:
-            os.close(self._given)
-        self._given = None  # type: ignore[assignment]
+            self._given.close()
 
     def poll(self) -> int | None:
         return self.returncode
@@ -243,9 +239,8 @@ class PlayedProcess:
         return [ExaminationRequest.model_validate_json(one) for one in frames(self._asked.read(1 << 16) or b"")]
 
     def close(self) -> None:
-        for one in (self._asked, self.stdin, self.stdout):
+        for one in (self._asked, self.stdin, self.stdout, self._given):
             one.close()
-        self._close_answers()
 
 
 class Processes:

@@ -18,7 +18,7 @@ from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import digest_of, write_adapter
-from tests.unit.artifacts.conftest import WEIGHTS, flip, pinned, recalled, release
+from tests.unit.artifacts.conftest import CONFIG, WEIGHTS, flip, pinned, recalled, release
 
 BASE = BaseModules({f"base.layers.0.self_attn.{name}": (16, 16) for name in ("q_proj", "v_proj")}, ("tiny",))
 
@@ -218,16 +218,17 @@ async def test_folders_are_closed_whatever_the_umask_is(open_store, sources, tmp
         staged = await open_store().ensure(pinned(write_adapter(sources / "a")))
     finally:
         os.umask(before)
-    found = modes(tmp_path / "store")
-    folders = {name: found[name] for name in found if (tmp_path / "store" / name).is_dir()}
+    found, name = modes(tmp_path / "store"), Path(staged.path).name
+    folders = {one: found[one] for one in found if (tmp_path / "store" / one).is_dir()}
     assert folders == {
         ".": 0o750,
         "adapters": 0o750,
-        f"adapters/{Path(staged.path).name}": 0o750,
+        f"adapters/{name}": 0o750,
         **dict.fromkeys(("bundles", "damaged", "leases", "locks", "pins", "reports", "state", "tmp"), 0o700),
     }
     assert found["key"] == 0o600
-    assert not [name for name, mode in found.items() if mode & 0o022 and name.startswith("adapters")]
+    assert found[f"adapters/{name}/{CONFIG}"] == found[f"adapters/{name}/{WEIGHTS}"] == 0o444
+    assert not [one for one, mode in found.items() if mode & 0o022 and one.startswith("adapters")]
 
 
 async def test_a_group_that_the_root_is_given_to_reads_the_adapters(open_store, sources, tmp_path):
