@@ -113,9 +113,13 @@ def make(module, client):
 
 @pytest.mark.parametrize("adapter", ["", "policy"])
 def test_each_checkpoint_is_published_with_step_run_and_metrics(make, client, tmp_path, adapter):
-    """From a folder that the Trainer's own count of checkpoints does not touch; labels of the adapter stay."""
-    client.labels = {"team": "bi", "step": "old"}
-    trainer = PlayedTrainer(make(labels={"by": "me"}, load="lazy", ttl="7d"), tmp_path, adapter=adapter).begin()
+    """From a folder that the Trainer's own count of checkpoints does not touch; labels of the adapter stay.
+
+    The end of the run deletes the adapter if that is wanted.
+    """
+    client.labels, withdraws = {"team": "bi", "step": "old"}, bool(adapter)
+    callback = make(labels={"by": "me"}, load="lazy", ttl="7d", withdraw_at_end=withdraws)
+    trainer = PlayedTrainer(callback, tmp_path, adapter=adapter).begin()
     trainer.step(metrics={"eval_loss": 0.25})
     trainer.step()
     trainer.end()
@@ -134,6 +138,7 @@ def test_each_checkpoint_is_published_with_step_run_and_metrics(make, client, tm
     assert (other.name, later["step"], "eval_loss" in later) == ("step-2", "2", False)
     assert trainer.callback.published.generation == 2
     assert not list((tmp_path / "loraplane").glob("*.*")), "nothing half-written"
+    assert client.withdrawn == ["acme/p"] * withdraws
 
 
 def test_every_n_steps_the_adapter_alone_is_written_and_published(make, client, tmp_path):
@@ -264,13 +269,6 @@ def test_an_evaluation_after_the_version_is_there_promotes_it_too(make, client, 
     trainer.step(saves=False, metrics={"eval_loss": 0.1})
     trainer.end()
     assert client.promoted == [1]
-
-
-def test_the_end_of_the_run_deletes_the_adapter_if_that_is_wanted(make, client, tmp_path):
-    trainer = PlayedTrainer(make(withdraw_at_end=True), tmp_path).begin()
-    trainer.step()
-    trainer.end()
-    assert client.withdrawn == ["acme/p"]
 
 
 def test_a_checkpoint_without_an_adapter_is_said_and_leaves_nothing(make, client, tmp_path):
