@@ -28,11 +28,6 @@ def product(of: Any) -> Array:
     return made
 
 
-@pytest.fixture
-def chance() -> np.random.Generator:
-    return np.random.default_rng(1)
-
-
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 def test_the_nearest_pair_of_a_rank_misses_just_the_smaller_singular_values(numeric, rank):
     found = numeric.arithmetic.parts_of(Tensor(KNOWN)).nearest(rank)
@@ -81,9 +76,9 @@ def test_of_nothing_there_is_no_error_but_what_is_made_of_it_is_infinitely_wrong
         assert numeric.arithmetic.relative_error(wanted, one) == math.inf
 
 
-def test_first_pairs_are_computed_anew_and_the_weights_stay(numeric, chance):
+def test_first_pairs_are_computed_anew_and_the_weights_stay(numeric):
     """R4: `scale` times the pair is what PiSSA took out, where the training had this rank and scale."""
-    weight = chance.normal(size=(5, 4)).astype(np.float32)
+    weight = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
     given = Tensor(weight.copy(), FLOAT32)
     for rank, scale in ((1, 2.0), (2, 0.5)):
         found = numeric.arithmetic.computed("pissa")("layers.0.q_proj", given, rank, scale)
