@@ -10,13 +10,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from sidecar.engines import listeners
 from sidecar.engines.listeners import listener_identity
-from sidecar.engines.others import single_slot
+from sidecar.engines.others.single_slot import read_slot
 from sidecar.engines.simulated import weights
 from sidecar.engines.simulated.weights import read_weights
-from sidecar.engines.vllm import plugin_calls
 from sidecar.engines.vllm.http import VllmHttp
+from sidecar.engines.vllm.plugin_calls import read_coverage
 from sidecar.engines.vllm.process import VllmProcess, says_paused, with_base, with_evidence
 from tests.support.adapters import write_adapter
 
@@ -43,28 +42,25 @@ def nth(number: int, otherwise: Callable[..., object]) -> Callable[..., object]:
     return called
 
 
-def test_of_a_file_that_is_remembered(monkeypatch):
-    """R12: what one slot was told is not forgotten for it."""
-    monkeypatch.setattr(single_slot, "read_json", fault)
+COVERAGE = json.dumps(TOLD).encode()
+LISTENER = "sidecar.engines.listeners."
+
+
+@pytest.mark.parametrize(
+    ("broken", "call"),
+    [
+        ("sidecar.engines.others.single_slot.read_json", lambda: read_slot(b"{}")),
+        ("sidecar.engines.vllm.plugin_calls.check_patterns", lambda: read_coverage(COVERAGE, "1")),
+        (f"{LISTENER}ip_address", lambda: listener_identity("http://127.0.0.1:8000")),
+        (f"{LISTENER}_text", lambda: listener_identity("http://127.0.0.1:8000")),
+    ],
+    ids=["what one slot was told", "what a plugin says", "where one listens", "who listens"],
+)
+def test_of_what_is_read(monkeypatch, broken, call):
+    """R9, R12, R22: nothing is forgotten for it, and no engine has no process."""
+    monkeypatch.setattr(broken, fault)
     with pytest.raises(FaultOfOurs):
-        single_slot.read_slot(b"{}")
-
-
-def test_of_what_a_plugin_says(monkeypatch):
-    """R22."""
-    body = json.dumps(TOLD).encode()
-    assert plugin_calls.read_coverage(body, "1") is not None
-    monkeypatch.setattr(plugin_calls, "check_patterns", fault)
-    with pytest.raises(FaultOfOurs):
-        plugin_calls.read_coverage(body, "1")
-
-
-@pytest.mark.parametrize("what", ["ip_address", "_text"])
-def test_of_who_listens(monkeypatch, what):
-    """R9: an engine without a process is another matter."""
-    monkeypatch.setattr(listeners, what, fault)
-    with pytest.raises(FaultOfOurs):
-        listener_identity("http://127.0.0.1:8000")
+        call()
 
 
 async def test_of_what_a_process_says_of_itself():

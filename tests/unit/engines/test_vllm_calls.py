@@ -352,7 +352,6 @@ async def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_tak
     await driver.incarnation()
     await asyncio.sleep(6.0)
     loop = asyncio.get_running_loop()
-    assert check_name("/new") != check_name("/newer")
     if seconds > 60.0:
         begin(engine, "x")
         loop.call_later(4.95, end, engine)

@@ -268,51 +268,34 @@ async def test_that_it_sleeps_is_told_by_its_metrics_alone(a):
     assert way.changes == []
 
 
+ROUTES_OFF = replace(PLAIN, runtime_lora=False)
+PROCESS, COUNTS = "process_start_time_seconds 1.5\n", "# TYPE vllm:num_requests_running gauge\n"
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "metrics", "reason"),
     [
-        (replace(PLAIN, runtime_lora=False), "runtime_lora_disabled"),
-        (replace(PLAIN, version="0.9.2"), "engine_unsupported"),
+        (ROUTES_OFF, None, "runtime_lora_disabled"),
+        (replace(PLAIN, version="0.9.2"), None, "engine_unsupported"),
+        (PLAIN, f"{COUNTS}# EOF\n", "rust_frontend"),
+        (PLAIN, COUNTS, "several_api_servers"),
+        (ROUTES_OFF, PROCESS + COUNTS, "lora_disabled"),
+        (PLAIN, f"{PROCESS}{COUNTS}# TYPE vllm:lora_requests_info gauge\n", ""),
+        (PLAIN, PROCESS, ""),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["routes", "release", "rust", "several servers", "adapters", "none", "nothing is known without statistics"],
 )
-async def test_what_cannot_be_driven_is_named(options, reason):
-    driver, _ = driver_of(SimulatedVllm(options))
+async def test_what_cannot_be_driven_is_named(options, metrics, reason):
+    """Of two reasons by the one that says more."""
+    driver, way = driver_of(SimulatedVllm(options))
+    way.instead["/metrics"].extend([None if metrics is None else Reply(200, metrics.encode())] * 3)
+    if not reason:
+        assert (await driver.observe()).facts.incarnation == "1.5"
+        return
     with pytest.raises(EngineUnusable) as told:
         await driver.observe()
     assert told.value.reason == reason
     assert f"{told.value}" == told.value.message, "which is told in logs as it is in the status"
-
-
-@pytest.mark.parametrize(("end", "reason"), [("# EOF\n", "rust_frontend"), ("", "several_api_servers")])
-async def test_a_server_that_is_not_one_process_of_vllms_own_is_named(end, reason):
-    """Neither tells which process it is."""
-    driver, way = driver_of(SimulatedVllm(PLAIN))
-    page = await way.ask("GET", "/metrics")
-    assert isinstance(page, Reply)
-    lines = [line for line in page.body.decode().splitlines(keepends=True) if "process_start_time" not in line]
-    way.instead["/metrics"].append(Reply(200, ("".join(lines) + end).encode()))
-    with pytest.raises(EngineUnusable) as told:
-        await driver.observe()
-    assert told.value.reason == reason
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"), [("", "lora_disabled"), ("# TYPE vllm:lora_requests_info gauge\n", None), (None, None)]
-)
-async def test_whether_adapters_are_enabled_is_seen_in_the_metrics(more, reason):
-    """Where it keeps statistics: without any, nothing is known of it."""
-    driver, way = driver_of(SimulatedVllm(PLAIN))
-    page = "process_start_time_seconds 1.5\n"
-    page += "" if more is None else f"# TYPE vllm:num_requests_running gauge\n{more}"
-    way.instead["/metrics"].extend([Reply(200, page.encode())] * 3)
-    if reason is None:
-        assert (await driver.observe()).facts.incarnation == "1.5"
-        return
-    way.instead["/v1/load_lora_adapter"].extend([Reply(404, b"")] * 2)  # which says less
-    with pytest.raises(EngineUnusable) as told:
-        await driver.observe()
-    assert told.value.reason == reason
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])

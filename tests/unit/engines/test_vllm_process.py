@@ -13,29 +13,22 @@ def process(about: About | None = None, version: str = "0.32.0", **more: bool) -
     return VllmProcess("e1", version, about, **more)
 
 
-def told(one: VllmProcess) -> tuple[str, list[str]]:
-    """How it replaces weights, and the reasons of what it breaks."""
-    facts = one.facts("http://e", EngineLimits(), None)
-    return facts.swap, [hazard.reason for hazard in facts.hazards]
-
-
 @pytest.mark.parametrize(
-    ("connectors", "swap", "reasons"),
+    ("one", "swap", "reasons"),
     [
-        ((), "plugin", []),
-        (("OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"), "plugin", []),
-        (("NixlConnector",), "refused", ["kv_connector"]),
-        (("OffloadingConnector", "mine.Own"), "refused", ["kv_connector"]),
-        (("LMCacheConnectorV1",), "refused", ["kv_connector", "kv_shared"]),
+        (process(About()), "plugin", []),
+        (process(About(kv_connectors=("OffloadingConnector", "SimpleCPUOffloadConnector"))), "plugin", []),
+        (process(About(kv_connectors=("MooncakeStoreConnector",))), "plugin", []),
+        (process(About(kv_connectors=("NixlConnector",))), "refused", ["kv_connector"]),
+        (process(About(kv_connectors=("OffloadingConnector", "mine.Own"))), "refused", ["kv_connector"]),
+        (process(About(kv_connectors=("LMCacheConnectorV1",))), "refused", ["kv_connector", "kv_shared"]),
+        (process(is_rust=True), "refused", ["rust_frontend"]),
     ],
 )
-def test_connectors_that_may_know_names_alone_forbid_swaps(connectors, swap, reasons):
+def test_connectors_that_may_know_names_alone_and_the_rust_frontend_forbid_swaps(one, swap, reasons):
     """R4, R5: new weights would be answered with what was computed by the old ones."""
-    assert told(process(About(kv_connectors=connectors))) == (swap, reasons)
-
-
-def test_the_rust_frontend_takes_no_swaps():
-    assert told(process(is_rust=True)) == ("refused", ["rust_frontend"])
+    facts = one.facts("http://e", EngineLimits(), None)
+    assert (facts.swap, [hazard.reason for hazard in facts.hazards]) == (swap, reasons)
 
 
 def test_what_a_connector_keeps_outlives_the_process():

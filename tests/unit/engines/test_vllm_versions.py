@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from sidecar.engines.driver import ProvesAnswers
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.transport import Reply
@@ -25,53 +27,32 @@ def told(way: InMemory) -> list[list[str]]:
 @virtual
 async def test_only_what_is_new_is_told():
     """R26 answered-by: what came back after it was gone, too, since its generation is another."""
-    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
+    engine = SimulatedVllm(WITH_PLUGIN)
+    driver, way = driver_of(engine)
     assert isinstance(driver, ProvesAnswers)
     await driver.tell_versions(ONE)
     assert told(way) == [], "it was not looked at yet"
     assert (await driver.observe()).facts.proves_answers
-    for versions in (ONE, ONE, ONE | MORE, TWO | MORE, MORE, TWO | MORE):
+    for versions in (ONE, ONE, ONE | MORE, TWO | MORE, MORE, TWO):
         await driver.tell_versions(versions)
     assert told(way) == [["x@1"], ["y@1"], ["x@2"], ["x@2"]]
-
-
-@virtual
-async def test_what_did_not_arrive_is_told_again():
-    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
-    await driver.observe()
-    way.instead[VERSIONS_PATH].append(Reply(503, b""))
-    await driver.tell_versions(ONE)
-    await driver.tell_versions(ONE)
-    await driver.tell_versions(ONE)
-    assert told(way) == [["x@1"], ["x@1"]]
-
-
-@virtual
-async def test_another_process_is_told_everything():
-    engine = SimulatedVllm(WITH_PLUGIN)
-    driver, way = driver_of(engine)
-    await driver.observe()
-    await driver.tell_versions(ONE)
     engine.started_at += 1
     await driver.observe()
-    await driver.tell_versions(ONE)
-    assert told(way) == [["x@1"], ["x@1"]]
+    way.instead[VERSIONS_PATH].append(Reply(503, b""))
+    for _ in range(3):
+        await driver.tell_versions(TWO)
+    assert told(way)[4:] == [["x@2"], ["x@2"]], "another process everything, and what did not arrive again"
 
 
+EARLIER = b'{"schema": 1, "incarnation": "i", "capabilities": ["swap", "unload", "state"]}'
+
+
+@pytest.mark.parametrize("has_plugin", [True, False], ids=["of an earlier release", "none"])
 @virtual
-async def test_a_plugin_of_an_earlier_release_is_told_nothing():
-    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
-    about = b'{"schema": 1, "incarnation": "i", "capabilities": ["swap", "unload", "state"]}'
-    way.instead["/v1/loraplane/plugin"].append(Reply(200, about))
+async def test_a_plugin_that_proves_no_answers_is_told_nothing(has_plugin):
+    driver, way = driver_of(SimulatedVllm(replace(WITH_PLUGIN, plugin=has_plugin)))
+    way.instead["/v1/loraplane/plugin"].append(Reply(200, EARLIER) if has_plugin else None)
     assert not (await driver.observe()).facts.proves_answers
-    await driver.tell_versions(ONE)
-    assert told(way) == []
-
-
-@virtual
-async def test_without_our_plugin_nothing_is_told():
-    driver, way = driver_of(SimulatedVllm(replace(WITH_PLUGIN, plugin=False)))
-    await driver.observe()
     await driver.tell_versions(ONE)
     assert told(way) == []
 
