@@ -265,43 +265,35 @@ async def gauges_of(found: CollectorRegistry, registry: Registry, engines: int =
     return {sample.name: sample.value for metric in found.collect() for sample in metric.samples}
 
 
-async def test_the_gauges_are_on_the_servers_page_where_they_are_wanted(registry, metrics, monkeypatch):
-    assert await gauges_of(metrics, registry) == {
-        "vllm:num_gpu_loaded_lora_adapters": 2,
-        "vllm:max_gpu_lora_adapters": 4,
-    }
+async def test_the_gauges_are_on_the_servers_page_where_they_are_wanted(registry, metrics, monkeypatch, caplog):
+    """Alone what the engine itself lacks is ours; where it has all, its workers are not asked."""
+    caplog.set_level(logging.INFO)
+    on_gpu, most = "vllm:num_gpu_loaded_lora_adapters", "vllm:max_gpu_lora_adapters"
+    assert await gauges_of(metrics, registry) == {on_gpu: 2, most: 4}
+    for theirs in (frozenset({on_gpu}), NAMES):
+        monkeypatch.setattr("prometheus_client.REGISTRY", other := CollectorRegistry())
+        for name in theirs:
+            Gauge(name, "vLLM's own", registry=other).set(7)
+        assert await gauges_of(other, registry) == {on_gpu: 2, most: 4} | dict.fromkeys(theirs, 7)
+        assert f"left to the engine: {on_gpu}" in caplog.text
     monkeypatch.setattr("prometheus_client.REGISTRY", other := CollectorRegistry())
     monkeypatch.delenv("LORAPLANE_RESIDENCY_GAUGES")
     assert await gauges_of(other, registry) == {}
 
 
-async def test_what_the_engine_tells_itself_is_left_to_it(registry, metrics, caplog):
-    """Alone what it lacks is ours; where it has all, its workers are not asked."""
-    caplog.set_level(logging.INFO)
-    Gauge("vllm:num_gpu_loaded_lora_adapters", "vLLM's own", registry=metrics).set(7)
-    assert await gauges_of(metrics, registry) == {
-        "vllm:num_gpu_loaded_lora_adapters": 7,
-        "vllm:max_gpu_lora_adapters": 4,
-    }
-    assert "left to the engine: vllm:num_gpu_loaded_lora_adapters" in caplog.text
-
-
-async def test_where_the_engine_tells_all_its_workers_are_not_asked(registry, metrics):
-    for name in NAMES:
-        Gauge(name, "vLLM's own", registry=metrics)
-    prepare_process()
-    endpoints, _ = await init(registry)
-    assert endpoints._looking is None
-
-
-@pytest.mark.parametrize("engines", [2, None])
-async def test_where_not_all_workers_can_be_asked_there_are_no_gauges(registry, metrics, caplog, engines):
+@pytest.mark.parametrize(
+    ("engines", "folder", "said"),
+    [
+        (2, None, "not all workers can be asked"),
+        (None, None, "not all workers can be asked"),
+        (1, "/folder", "PROMETHEUS_MULTIPROC_DIR; unset that"),
+    ],
+)
+async def test_where_gauges_cannot_be_told_there_are_none(
+    registry, metrics, monkeypatch, caplog, engines, folder, said
+):
+    """Beside a folder of metrics vLLM's page shows that alone."""
+    if folder is not None:
+        monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", folder)
     assert await gauges_of(metrics, registry, engines) == {}
-    assert "not all workers can be asked" in caplog.text
-
-
-async def test_beside_a_folder_of_metrics_there_are_no_gauges(registry, metrics, monkeypatch, caplog):
-    """vLLM's page shows the folder alone."""
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/folder")
-    assert await gauges_of(metrics, registry) == {}
-    assert "PROMETHEUS_MULTIPROC_DIR; unset that" in caplog.text
+    assert said in caplog.text
