@@ -28,18 +28,8 @@ EVIL = "<img src=x onerror=alert(1)>\"'&"
 
 
 def row(name: str, state: str = "Healthy", **more: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "generation": 1,
-        "state": state,
-        "serving": 1,
-        "replicas": 2,
-        "of": 0,
-        "reasons": {},
-        "note": "",
-        "halted": "",
-        "labels": {},
-    } | more
+    counts = {"generation": 1, "serving": 1, "replicas": 2, "of": 0}
+    return {"name": name, "state": state, "reasons": {}, "note": "", "halted": "", "labels": {}} | counts | more
 
 
 def texts(page: str) -> list[str]:
@@ -74,11 +64,8 @@ def test_every_word_of_somebody_stays_a_word():
 
 
 def test_replicas_that_leave_or_are_gone_are_told_and_who_may_not_see_them_has_no_table():
-    replicas = [
-        {"name": "r1", "labels": {}, "leaving": False, "ready": True, "served": 3, "pending": 0, "failed": 0},
-        {"name": "r2", "labels": {"zone": "a"}, "leaving": True, "ready": True},
-        {"name": "r3", "labels": {}, "leaving": False, "ready": False},
-    ]
+    places = (("r1", False, True), ("r2", True, True), ("r3", False, False))
+    replicas = [{"name": name, "labels": {}, "leaving": leaves, "ready": ready} for name, leaves, ready in places]
     absent = [
         {"name": "r4", "labels": {}, "last_seen": "", "engine": ""},
         {"name": "r5", "labels": {}, "last_seen": "then", "engine": "vllm 0.32"},

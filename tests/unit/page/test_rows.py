@@ -36,45 +36,33 @@ def fleet() -> World:
     world.put("b")
     for name in ("r1", "r2", "r3"):
         world.says(name)
+    world.look()
     return world
+
+
+# Of every row that a test tells whole.
+ROW = {"of": 0, "reasons": {}, "halted": "", "stable": 0, "labels": {"team": "x"}}
 
 
 def test_replicas_that_stand_alike_are_one_group_and_their_names_are_told_once():
     """R9: of a thousand adapters on a hundred replicas the list of those stands once."""
-    world = fleet()
-    world.look()
-    found = adapter_rows(world.view, ["a", "b"])
+    found = adapter_rows(fleet().view, ["a", "b"])
     assert (found.sets, found.gone) == ([("r1", "r2", "r3")], [])
     assert [row["groups"] for row in found.rows] == [[{"state": "serving", "in": 0}]] * 2
     [row, _] = found.rows
     del row["groups"]
-    assert row == {
-        "name": "a",
-        "generation": 1,
-        "load": "eager",
-        "state": "Healthy",
-        "serving": 3,
-        "replicas": 3,
-        "of": 0,
-        "reasons": {},
-        "note": "",
-        "halted": "",
-        "stable": 0,
-        "labels": {"team": "x"},
-    }
+    counts = {"serving": 3, "replicas": 3}
+    assert row == ROW | counts | {"name": "a", "generation": 1, "load": "eager", "state": "Healthy", "note": ""}
 
 
 def test_adapters_that_stand_alike_are_as_healthy_in_whatever_generation_each_is():
     world = fleet()
-    world.look()
     world.update("b", 2)
     for name in ("r1", "r2", "r3"):
         world.says(name)
     rows = named(world, "a", "b")
-    assert {name: (row["generation"], row["state"]) for name, row in rows.items()} == {
-        "a": (1, "Healthy"),
-        "b": (2, "Healthy"),
-    }
+    told = {name: (row["generation"], row["state"]) for name, row in rows.items()}
+    assert told == {"a": (1, "Healthy"), "b": (2, "Healthy")}
 
 
 def test_readers_of_a_view_share_its_rows_which_are_derived_once_for_all_that_stand_alike(monkeypatch):
@@ -101,7 +89,6 @@ def test_readers_of_a_view_share_its_rows_which_are_derived_once_for_all_that_st
 
 def test_rows_do_not_keep_a_view_that_nobody_looks_at_any_more():
     world = fleet()
-    world.look()
     adapter_rows(world.view, ["a", "b"])
     before = ref(world.view)
     world.put("c")
@@ -128,7 +115,6 @@ def test_what_is_not_served_says_so_and_why():
 def test_who_still_serves_an_earlier_generation_and_who_would_load_it_at_once():
     world = fleet()
     revision = world.revision
-    world.look()
     world.update("a", 2)
     world.says("r1")
     world.says("r2", revision)
@@ -164,28 +150,13 @@ def test_what_is_disabled_is_a_row_that_says_so_as_long_as_it_is_there():
     """R9: no replica is to serve it, and none counts; it is not gone."""
     world = fleet()
     world.put("off", 2, enabled=False, load="lazy", labels={"team": "x"})
-    assert named(world, "off", "none") == {
-        "off": {
-            "name": "off",
-            "generation": 2,
-            "load": "lazy",
-            "state": "Disabled",
-            "serving": 0,
-            "replicas": 0,
-            "of": 0,
-            "reasons": {},
-            "note": DISABLED,
-            "halted": "",
-            "stable": 0,
-            "labels": {"team": "x"},
-            "groups": [],
-        }
-    }
+    counts = {"serving": 0, "replicas": 0, "groups": []}
+    said = {"name": "off", "generation": 2, "load": "lazy", "state": "Disabled", "note": DISABLED}
+    assert named(world, "off", "none") == {"off": ROW | counts | said}
 
 
 def test_what_cannot_be_read_is_gone_and_without_groups_none_are_derived():
     world = fleet()
-    world.look()
     world.records[KEYS.adapter(POOL, "b")] = kv("b", world.revision, b"?")
     world.look()
     found = adapter_rows(world.view, ["a", "b", "none"], with_groups=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -39,35 +41,43 @@ def admin():
     return admin
 
 
-async def test_a_picker_answers_gateways_probes_and_scrapers(admin):
+@asynccontextmanager
+async def running(admin: FakeAdmin, **values: Any) -> AsyncIterator[tuple[main.RunningPicker, httpx.AsyncClient]]:
+    """A picker with these flags beside its registry; its ports, and a client of its pages."""
     with connected(admin) as address:
         async with (
-            main.running(settings(admin=address, queue_metric="waiting")) as ports,
+            main.running(settings(admin=address, **values)) as ports,
             http_client(base_url=f"http://127.0.0.1:{ports.http_port}") as pages,
-            grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel,
         ):
-            await eventually(lambda: is_ready(pages))
-            health = health_pb2_grpc.HealthStub(channel)
-            serving = health_pb2.HealthCheckResponse.SERVING
-            await eventually(lambda: has_status(health, serving))
-            process = channel.stream_stream(
-                f"/{SERVICE}/Process",
-                request_serializer=ext.ProcessingRequest.SerializeToString,
-                response_deserializer=ext.ProcessingResponse.FromString,
-            )
-            call = process()
-            for message in (head(), body({"model": "sql"})):
-                await call.write(message)
-                answer = await call.read()
-            page = (await pages.get("/metrics")).text
-            await call.done_writing()
-            assert await call.read() is grpc.aio.EOF
-            assert answer.HasField("request_body")
-            assert 'loraplane_picker_requests_total{outcome="chosen",pool="p"} 1.0' in page
-            assert "loraplane_picker_in_flight 1.0" in page
-            assert 'loraplane_picker_revision{pool="p"} 5.0' in page
-            assert (await pages.get("/livez")).json() == {"alive": True}
-            assert (await pages.get("/nothing")).status_code == 404
+            yield ports, pages
+
+
+async def test_a_picker_answers_gateways_probes_and_scrapers(admin):
+    async with (
+        running(admin, queue_metric="waiting") as (ports, pages),
+        grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel,
+    ):
+        await eventually(lambda: is_ready(pages))
+        health = health_pb2_grpc.HealthStub(channel)
+        await eventually(lambda: has_status(health, health_pb2.HealthCheckResponse.SERVING))
+        process = channel.stream_stream(
+            f"/{SERVICE}/Process",
+            request_serializer=ext.ProcessingRequest.SerializeToString,
+            response_deserializer=ext.ProcessingResponse.FromString,
+        )
+        call = process()
+        for message in (head(), body({"model": "sql"})):
+            await call.write(message)
+            answer = await call.read()
+        page = (await pages.get("/metrics")).text
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert answer.HasField("request_body")
+        assert 'loraplane_picker_requests_total{outcome="chosen",pool="p"} 1.0' in page
+        assert "loraplane_picker_in_flight 1.0" in page
+        assert 'loraplane_picker_revision{pool="p"} 5.0' in page
+        assert (await pages.get("/livez")).json() == {"alive": True}
+        assert (await pages.get("/nothing")).status_code == 404
 
 
 async def is_ready(pages: httpx.AsyncClient) -> bool:
@@ -82,28 +92,20 @@ async def has_status(stub: Any, status: int) -> bool:
 async def test_a_picker_that_was_never_told_anything_is_not_ready_and_says_why():
     admin = FakeAdmin()
     admin.answers["WatchResidency"] = [[Hold()]]
-    with connected(admin) as address:
-        async with (
-            main.running(settings(admin=address, pool="p,q")) as ports,
-            http_client(base_url=f"http://127.0.0.1:{ports.http_port}") as pages,
-        ):
-            answer = await pages.get("/readyz")
-            told = answer.json()
-            assert (answer.status_code, told["pools"]["q"]["revision"]) == (503, None)
-            assert "pool p: the registry has not answered yet; pool q: " in told["reason"]
-            assert "loraplane_picker_registry_away_seconds" in (await pages.get("/metrics")).text
+    async with running(admin, pool="p,q") as (_, pages):
+        answer = await pages.get("/readyz")
+        told = answer.json()
+        assert (answer.status_code, told["pools"]["q"]["revision"]) == (503, None)
+        assert "pool p: the registry has not answered yet; pool q: " in told["reason"]
+        assert "loraplane_picker_registry_away_seconds" in (await pages.get("/metrics")).text
 
 
 async def test_a_registry_that_is_away_for_too_long_makes_it_unready(admin, monkeypatch):
-    with connected(admin) as address:
-        async with (
-            main.running(settings(admin=address, refuse_after=5)) as ports,
-            http_client(base_url=f"http://127.0.0.1:{ports.http_port}") as pages,
-        ):
-            await eventually(lambda: is_ready(pages))
-            monkeypatch.setattr("registry.picker.following.PoolWatch.away_seconds", 6.0)
-            answer = await pages.get("/readyz")
-            assert (answer.status_code, answer.json()["reason"]) == (503, "the registry has been away for 6 s")
+    async with running(admin, refuse_after=5) as (_, pages):
+        await eventually(lambda: is_ready(pages))
+        monkeypatch.setattr("registry.picker.following.PoolWatch.away_seconds", 6.0)
+        answer = await pages.get("/readyz")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "the registry has been away for 6 s")
 
 
 async def test_metrics_over_tls_ask_for_a_certificate_and_probes_for_none(admin, tmp_path):
@@ -112,29 +114,30 @@ async def test_metrics_over_tls_ask_for_a_certificate_and_probes_for_none(admin,
     tls = {"http_tls_ca": files.ca, "http_tls_cert": files.certificate, "http_tls_key": files.key}
     known = ssl.create_default_context(cafile=files.ca)
     known.load_cert_chain(scraper.certificate, scraper.key)
-    with connected(admin) as address:
-        async with (
-            main.running(settings(admin=address, **tls)) as ports,
-            http_client(verify=ssl.create_default_context(cafile=files.ca)) as anybody,
-            http_client(verify=known) as prometheus,
-        ):
-            anybody.base_url = prometheus.base_url = f"https://127.0.0.1:{ports.http_port}"
-            await eventually(lambda: is_ready(anybody))
-            refused = await anybody.get("/metrics")
-            assert (refused.status_code, refused.json()["error"]["reason"]) == (401, "credential")
-            assert "show one" in refused.json()["error"]["message"]
-            assert "loraplane_picker_in_flight" in (await prometheus.get("/metrics")).text
+    async with (
+        running(admin, **tls) as (ports, _),
+        http_client(verify=ssl.create_default_context(cafile=files.ca)) as anybody,
+        http_client(verify=known) as prometheus,
+    ):
+        anybody.base_url = prometheus.base_url = f"https://127.0.0.1:{ports.http_port}"
+        await eventually(lambda: is_ready(anybody))
+        refused = await anybody.get("/metrics")
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (401, "credential")
+        assert "show one" in refused.json()["error"]["message"]
+        assert "loraplane_picker_in_flight" in (await prometheus.get("/metrics")).text
 
 
-async def test_what_cannot_be_used_is_said_at_once(tmp_path):
-    with pytest.raises(InvalidArgument, match="not HOST:PORT"):
-        async with main.running(settings(admin="nowhere")):
-            pass
-    with pytest.raises(CannotListen, match="--tls-cert"):
-        async with main.running(settings(tls_cert=tmp_path / "none", tls_key=tmp_path / "none")):
-            pass
-    with pytest.raises(CannotListen, match="--http-tls-cert: cannot read"):
-        async with main.running(settings(http_tls_cert=tmp_path / "none", http_tls_key=tmp_path / "none")):
+@pytest.mark.parametrize(
+    ("values", "error", "said"),
+    [
+        ({"admin": "nowhere"}, InvalidArgument, "not HOST:PORT"),
+        ({"tls_cert": "/none", "tls_key": "/none"}, CannotListen, "--tls-cert"),
+        ({"http_tls_cert": "/none", "http_tls_key": "/none"}, CannotListen, "--http-tls-cert: cannot read"),
+    ],
+)
+async def test_what_cannot_be_used_is_said_at_once(values, error, said):
+    with pytest.raises(error, match=said):
+        async with main.running(settings(**values)):
             pass
 
 

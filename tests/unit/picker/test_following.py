@@ -15,6 +15,7 @@ from registry.client.transport import AdminCalls
 from registry.model.errors import Reason, Unavailable
 from registry.picker import following
 from registry.picker.following import PoolWatch, ready_replica
+from registry.picker.served import PickPool
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Hold, Refusal, connected
 from tests.support.waiting import eventually
@@ -51,6 +52,13 @@ async def watching(admin: FakeAdmin) -> AsyncIterator[PoolWatch]:
                 await task
 
 
+async def known(watch: PoolWatch, revision: int = 5) -> PickPool:
+    """What it knows, once it has heard of a revision."""
+    await eventually(lambda: watch.pool is not None and watch.pool.revision == revision)
+    assert watch.pool is not None
+    return watch.pool
+
+
 @pytest.fixture(autouse=True)
 def soon(monkeypatch) -> None:
     monkeypatch.setattr(following, "_LIST_SECONDS", 0.02)
@@ -63,10 +71,10 @@ async def test_a_pool_is_known_with_its_bases_and_its_ready_replicas():
     admin.answers["WatchResidency"] = [[state(5, 1), state(9, 1, 2), Hold()]]
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[replica(), replica(ready=False)])]
     async with watching(admin) as watch:
-        await eventually(lambda: watch.pool is not None and watch.pool.revision == 9 and watch.pool.ready)
-        assert watch.pool is not None
-        assert (watch.pool.bases, [one.url for one in watch.pool.ready]) == ({"tiny"}, ["http://10.0.0.2:8000"])
-        assert watch.pool.seen["sql"][0].last_revision == 5
+        await eventually(lambda: watch.pool is not None and watch.pool.ready)
+        pool = await known(watch, 9)
+        assert (pool.bases, [one.url for one in pool.ready]) == ({"tiny"}, ["http://10.0.0.2:8000"])
+        assert pool.seen["sql"][0].last_revision == 5
         assert (watch.away_seconds, watch.trouble) == (0.0, "")
 
 
@@ -76,9 +84,7 @@ async def test_a_pool_is_not_known_before_its_base_is():
     admin.answers["WatchResidency"] = [[state(5, 1), Hold()]]
     admin.answers["GetPool"] = [GONE, pb.Pool(name="p", base_models=["tiny"])]
     async with watching(admin) as watch:
-        await eventually(lambda: watch.pool is not None)
-        assert watch.pool is not None
-        assert watch.pool.bases == {"tiny"}
+        assert (await known(watch)).bases == {"tiny"}
 
 
 async def test_what_was_known_stays_while_the_registry_is_away():
@@ -88,25 +94,20 @@ async def test_what_was_known_stays_while_the_registry_is_away():
     async with watching(admin) as watch:
         await eventually(lambda: watch.away_seconds > 0 and watch.pool is not None)
         assert "no connection to the admin service" in watch.trouble
-        await eventually(lambda: watch.pool is not None and watch.pool.revision == 6)
+        await known(watch, 6)
         assert watch.away_seconds == 0.0
         assert all(channel.graces for channel in admin.channels[:-1])
 
 
-async def test_a_stream_that_ends_is_begun_again():
+@pytest.mark.parametrize("ends", [True, False], ids=["it ends", "nobody answers a listing"])
+async def test_a_stream_that_ends_or_is_dead_without_a_word_is_begun_again(ends):
+    """R18."""
     admin = FakeAdmin()
-    admin.answers["WatchResidency"] = [[state(5, 1)], [state(6, 1), Hold()]]
+    admin.answers["WatchResidency"] = [[state(5, 1), *[Hold()] * (not ends)], [state(6, 1), Hold()]]
+    if not ends:
+        admin.answers["ListReplicas"] = [pb.ListReplicasResponse(), *[GONE] * 30, pb.ListReplicasResponse()]
     async with watching(admin) as watch:
-        await eventually(lambda: watch.pool is not None and watch.pool.revision == 6)
-
-
-async def test_a_stream_that_says_nothing_ends_with_a_listing_that_nobody_answers():
-    """R18: a connection that is dead without a word is made anew."""
-    admin = FakeAdmin()
-    admin.answers["WatchResidency"] = [[state(5, 1), Hold()], [state(6, 1), Hold()]]
-    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(), *[GONE] * 30, pb.ListReplicasResponse()]
-    async with watching(admin) as watch:
-        await eventually(lambda: watch.pool is not None and watch.pool.revision == 6)
+        await known(watch, 6)
 
 
 async def test_an_unknown_pool_is_named_and_waited_for():
@@ -116,7 +117,7 @@ async def test_an_unknown_pool_is_named_and_waited_for():
     with structlog.testing.capture_logs() as logged:
         async with watching(admin) as watch:
             await eventually(lambda: watch.trouble == "there is no pool 'p'" and watch.pool is None)
-            await eventually(lambda: watch.pool is not None)
+            await known(watch)
     told = [(one["event"], one.get("reason")) for one in logged]
     assert told == [("registry_away", "POOL_NOT_FOUND"), ("registry_followed", None)], "once, from the start on"
 
@@ -127,9 +128,8 @@ async def test_who_may_see_residency_alone_knows_adapters_and_no_base():
     admin.answers["WatchResidency"] = [[state(5, 1), Hold()]]
     admin.answers["GetPool"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "no")]
     async with watching(admin) as watch:
-        await eventually(lambda: watch.pool is not None and len(admin.asked("GetPool")) > 2)
-        assert watch.pool is not None
-        assert (watch.pool.bases, watch.away_seconds, len(admin.channels)) == (frozenset(), 0.0, 1)
+        await eventually(lambda: len(admin.asked("GetPool")) > 2)
+        assert ((await known(watch)).bases, watch.away_seconds, len(admin.channels)) == (frozenset(), 0.0, 1)
 
 
 async def test_hosts_of_engines_are_looked_up(monkeypatch):
@@ -141,8 +141,7 @@ async def test_hosts_of_engines_are_looked_up(monkeypatch):
     monkeypatch.setattr(following, "_RESOLVE_SECONDS", 0.5)
     async with watching(admin) as watch:
         await eventually(lambda: watch.pool is not None and watch.pool.resolved)
-        assert watch.pool is not None
-        assert set(watch.pool.resolved) == {"localhost"}
+        assert set((await known(watch)).resolved) == {"localhost"}
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,8 @@ def test_an_engine_is_known_by_address_and_port(url, address):
 
 def test_only_names_are_looked_up():
     residency = PoolResidency(1, {"sql": adapter(place(1), place(2, engine_url="http://a:1"), place(3, engine_url=""))})
-    assert names_to_resolve(residency, [ReadyReplica("r", "http://b"), ReadyReplica("s", "http://[::1]:1")]) == {
-        "a",
-        "b",
-    }
+    ready = [ReadyReplica("r", "http://b"), ReadyReplica("s", "http://[::1]:1")]
+    assert names_to_resolve(residency, ready) == {"a", "b"}
     assert engine_address("http://a") == engine_address("http://a:80")
 
 

@@ -114,10 +114,8 @@ async def test_a_request_without_a_body_goes_to_any_ready_replica():
 async def test_later_messages_go_on_as_they_are():
     later = ext.ProcessingRequest()
     later.response_headers.SetInParent()
-    assert (await World().answered(head(), body({"model": "sql"}), later))[-1].WhichOneof(
-        "response"
-    ) == "response_headers"
-    assert (await World().answered(later))[0].WhichOneof("response") == "response_headers"
+    for before in ((head(), body({"model": "sql"})), ()):
+        assert (await World().answered(*before, later))[-1].WhichOneof("response") == "response_headers"
     part = ext.ProcessingRequest(response_body=ext.HttpBody(body=b"x"))
     start = head(DUPLEX)
     start.protocol_config.response_body_mode = DUPLEX
@@ -127,29 +125,31 @@ async def test_later_messages_go_on_as_they_are():
     assert late.request_body.response.body_mutation.streamed_response.body == b"y"
 
 
-async def test_what_names_no_model_is_one_clear_error():
-    assert await World().error(head(), body({})) == (400, "invalid_request")
-    assert await World().error(head(), body({"model": 3})) == (400, "invalid_request")
-    assert await World().error(head(ends=True)) == (400, "invalid_request")
-    assert await World().error(head(x_loraplane_min_revision="x")) == (400, "invalid_request")
-    assert await World().error(head(), body({"model": "nope"})) == (404, "model_not_found")
+PART = body(b"x" * 15, ends=False)
 
 
-async def test_what_is_too_large_is_refused_as_soon_as_it_is_known():
-    """X2 unbreakable: by what it says of itself, by what came, and where the gateway kept only a part of it."""
-    small = World(rules=PickRules(max_body_bytes=20))
-    assert await small.error(head(content_length="21")) == (413, "request_too_large")
-    assert await small.error(head(DUPLEX), body(b"x" * 15, ends=False), body(b"x" * 15, ends=False)) == (
-        413,
-        "request_too_large",
-    )
-    assert await World().error(head(MODES.BUFFERED_PARTIAL), body(b"{", ends=False)) == (413, "request_too_large")
+@pytest.mark.parametrize(
+    ("messages", "status", "code"),
+    [
+        ([head(), body({})], 400, "invalid_request"),
+        ([head(), body({"model": 3})], 400, "invalid_request"),
+        ([head(ends=True)], 400, "invalid_request"),
+        ([head(x_loraplane_min_revision="x")], 400, "invalid_request"),
+        ([head(), body({"model": "nope"})], 404, "model_not_found"),
+        ([head(content_length="21")], 413, "request_too_large"),
+        ([head(DUPLEX), PART, PART], 413, "request_too_large"),
+        ([head(MODES.BUFFERED_PARTIAL), body(b"{", ends=False)], 413, "request_too_large"),
+        ([head(MODES.NONE)], 500, "picker_misconfigured"),
+        ([head(STREAMED)], 500, "picker_misconfigured"),
+    ],
+)
+async def test_what_cannot_be_sent_on_is_one_clear_error(messages, status, code):
+    """X2 unbreakable: what is too large is refused as soon as it is known, by what it says of itself or what came."""
+    assert await World(rules=PickRules(max_body_bytes=20)).error(*messages) == (status, code)
 
 
-@pytest.mark.parametrize("mode", [MODES.NONE, STREAMED])
-async def test_a_gateway_that_sends_no_body_is_told_what_to_set(mode):
-    assert await World().error(head(mode)) == (500, "picker_misconfigured")
-    old = head(mode)
+async def test_a_gateway_that_does_not_say_how_it_sends_bodies_keeps_them_back():
+    old = head(MODES.NONE)
     old.ClearField("protocol_config")
     assert len(await World().answered(old, body({"model": "sql"}))) == 2
 
