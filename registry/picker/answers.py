@@ -46,9 +46,11 @@ def new_body(chosen: Chosen, asked: RequestedModel | None) -> bytes | None:
     return asked.renamed(chosen.model) if asked is not None and chosen.model else None
 
 
-def chosen_by_headers(chosen: Chosen, scores: Mapping[str, float] | None) -> ext.ProcessingResponse:
-    """The answer to the headers of a request without a body."""
-    common = ext.CommonResponse(header_mutation=_mutation(chosen, None), clear_route_cache=True)
+def chosen_by_headers(
+    chosen: Chosen, scores: Mapping[str, float] | None, body: bytes | None = None
+) -> ext.ProcessingResponse:
+    """The answer to the headers of a request; `body` None: it has none."""
+    common = ext.CommonResponse(header_mutation=_mutation(chosen, body), clear_route_cache=True)
     response = ext.ProcessingResponse(request_headers=ext.HeadersResponse(response=common))
     _tell(response, chosen, scores)
     return response
@@ -67,10 +69,7 @@ def chosen_by_stream(
     chosen: Chosen, body: bytes, scores: Mapping[str, float] | None
 ) -> Iterator[ext.ProcessingResponse]:
     """The answers to a body that the gateway streams, which come back whole: the headers first."""
-    common = ext.CommonResponse(header_mutation=_mutation(chosen, body), clear_route_cache=True)
-    response = ext.ProcessingResponse(request_headers=ext.HeadersResponse(response=common))
-    _tell(response, chosen, scores)
-    yield response
+    yield chosen_by_headers(chosen, scores, body)
     for start in range(0, max(1, len(body)), _CHUNK_BYTES):
         chunk = body[start : start + _CHUNK_BYTES]
         yield streamed(chunk, end_of_stream=start + _CHUNK_BYTES >= len(body), of_request=True)
@@ -102,16 +101,10 @@ def denied(refusal: Denied) -> ext.ProcessingResponse:
 
 def unchanged(request: ext.ProcessingRequest) -> ext.ProcessingResponse:
     """The answer to what is none of the picker's business: it goes on as it is."""
-    kind = request.WhichOneof("request")
-    if kind == "response_headers":
-        return ext.ProcessingResponse(response_headers=ext.HeadersResponse())
-    if kind == "response_body":
-        return ext.ProcessingResponse(response_body=ext.BodyResponse())
-    if kind == "request_body":
-        return ext.ProcessingResponse(request_body=ext.BodyResponse())
-    if kind == "response_trailers":
-        return ext.ProcessingResponse(response_trailers=ext.TrailersResponse())
-    return ext.ProcessingResponse(request_trailers=ext.TrailersResponse())
+    response = ext.ProcessingResponse()
+    # Each part of a request has the name of what answers it.
+    getattr(response, request.WhichOneof("request") or "request_trailers").SetInParent()
+    return response
 
 
 def headers_of(headers: ext.HttpHeaders) -> dict[str, str]:

@@ -103,7 +103,8 @@ def pick(
         return Denied(503, NOT_KNOWN, "the picker has not heard from the registry yet; repeat the request", 1)
     found = _Found(pools[0]) if request.model is None else _lookup(request.model, pools, separators)
     if found is None:
-        return _unknown(request.model or "")
+        message = f"The model `{(request.model or '')[:200]}` does not exist; no replica serves it."
+        return Denied(404, MODEL_NOT_FOUND, message)
     if request.least_revision > found.pool.revision:
         return _not_yet(request, f"the picker knows the registry up to {found.pool.revision}")
     candidates = _eligible(request, found)
@@ -112,10 +113,6 @@ def pick(
     endpoint = _choose(candidates, found, loads, chance)
     model = endpoint.model if endpoint.model != request.model else ""
     return Chosen(endpoint, found.pool.name, model, candidates)
-
-
-def _unknown(model: str) -> Denied:
-    return Denied(404, MODEL_NOT_FOUND, f"The model `{model[:200]}` does not exist; no replica serves it.")
 
 
 def _not_yet(request: PickRequest, why: str) -> Denied:
@@ -161,7 +158,8 @@ def _eligible(request: PickRequest, found: _Found) -> tuple[PickEndpoint, ...] |
     if not served:
         if found.adapter is None:
             return Denied(503, NO_ENDPOINT, f"no replica of pool {found.pool.name} is ready; repeat the request", 1)
-        return _unserved(request.model or "")
+        message = f"The model `{(request.model or '')[:200]}` exists, and no replica serves it at present."
+        return Denied(404, MODEL_NOT_FOUND, message, 1)
     if found.adapter is not None and request.least_revision:
         least = found.pool.least_generation(found.adapter, request.least_revision)
         served = tuple(one for one in served if one.generation >= least)
@@ -174,11 +172,6 @@ def _eligible(request: PickRequest, found: _Found) -> tuple[PickEndpoint, ...] |
                 503, NO_ENDPOINT, "no endpoint that the gateway allows serves the model; repeat the request", 1
             )
     return tuple(one for one in served if not one.is_leaving) or served
-
-
-def _unserved(model: str) -> Denied:
-    message = f"The model `{model[:200]}` exists, and no replica serves it at present."
-    return Denied(404, MODEL_NOT_FOUND, message, 1)
 
 
 def _choose(

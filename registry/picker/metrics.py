@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from registry.picker.decide import Chosen, Decision
+from registry.picker.decide import Chosen, Decision, Denied
 from registry.picker.following import PoolWatch
 
 _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -40,17 +40,12 @@ class PickerMetrics:
 
     def count(self, decision: Decision, seconds: float) -> None:
         """Counts a decision."""
+        labels = ("", decision.code) if isinstance(decision, Denied) else (decision.pool, "chosen")
+        if labels not in self._requests:
+            self._requests[labels] = self.requests.labels(*labels)
+        self._requests[labels].inc()
         if isinstance(decision, Chosen):
-            self._count(decision.pool, "chosen")
             self._seconds.observe(seconds)
-        else:
-            self._count("", decision.code)
-
-    def _count(self, pool: str, outcome: str) -> None:
-        counter = self._requests.get((pool, outcome))
-        if counter is None:
-            counter = self._requests[pool, outcome] = self.requests.labels(pool, outcome)
-        counter.inc()
 
     def show(self, watches: Iterable[PoolWatch]) -> None:
         """Sets what is known of each pool."""
