@@ -61,35 +61,29 @@ class Adapters:
         self._departing: set[asyncio.Task[None]] = set()
         self._resolver = resolver
         self._drain = Drain(server, sweep_seconds)
-        self._prover = Prover(server)
+        self.prover = Prover(server)
         self._coverage: dict[str, object] | None = None
         self._base: asyncio.Task[dict[str, Any]] | None = None
 
     @property
-    def resolves(self) -> bool:
-        """True if names that are not registered are asked for."""
-        return self._resolver is not None
-
-    @property
-    def tells_coverage(self) -> bool:
-        """True if the engine can be asked what it applies of adapters."""
-        return self._server.ask_workers is not None
-
-    @property
-    def tells_base(self) -> bool:
-        """True if it can be said what the files of the base model are."""
-        return self._server.read_base is not None
+    def abilities(self) -> list[str]:
+        """Abilities beside those of every plugin, by the names under which they are told."""
+        server = self._server
+        parts = {
+            "resolve": self._resolver,
+            "coverage": server.ask_workers,
+            "proof": server.prober,
+            "expect": server.prober,
+            "base": server.read_base,
+            "listing": server.lister,
+        }
+        return [name for name, part in parts.items() if part is not None]
 
     def read_base(self) -> asyncio.Task[dict[str, Any]] | None:
         """Reads the base model's files in a thread, once; None: there are none to be read."""
         if self._base is None and self._server.read_base is not None:
             self._base = asyncio.create_task(asyncio.to_thread(self._server.read_base), name="loraplane base")
         return self._base
-
-    @property
-    def proves(self) -> bool:
-        """True if the engine can be asked whether an adapter has an effect, and answers as expected."""
-        return self._server.prober is not None
 
     @property
     def limits(self) -> Mapping[str, int | None]:
@@ -104,7 +98,7 @@ class Adapters:
     @property
     def changes(self) -> int:
         """Number of changes of what is registered since the server started, whoever did it, or was found useless."""
-        return self._server.registered.changes + self._prover.refusals + self.listing.changes
+        return self._server.registered.changes + self.prover.refusals + self.listing.changes
 
     async def swap(self, name: str, path: str, expected: str) -> None:
         """Binds new requests for `name` to the files in `path`; each request has either the old version or the new.
@@ -204,7 +198,7 @@ class Adapters:
         if found is None:
             return None
         if found.prove:
-            self._prover.prove_later(found.path, found.expect)
+            self.prover.prove_later(found.path, found.expect)
         if is_version(found.version):
             self.versions.tell(name, found.path, found.version)
         candidate = self._server.make(name, found.path, None)
@@ -256,27 +250,15 @@ class Adapters:
             EngineRefused: the engine does not take it.
         """
         try:
-            proof = await self._prover.prove(path, expect)
+            proof = await self.prover.prove(path, expect)
         except PluginError:
             raise
         except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own
             clear_frames(error.__traceback__)
             raise EngineRefused(f"{error}") from None
         if proof == "not_as_expected":
-            return {"proof": proof, "message": self._prover.deviation(path, expect)}
+            return {"proof": proof, "message": self.prover.deviation(path, expect)}
         return {"proof": proof, "message": _WITHOUT_EFFECT[proof] if proof in AGAINST else ""}
-
-    def without_effect(self) -> list[str]:
-        """Paths of what was proven not to be for this engine."""
-        return self._prover.without_effect
-
-    def expectations(self) -> dict[str, object]:
-        """By `protocol.expected_key`, which adapters answered as expected, and where the others deviate."""
-        return {"as_expected": self._prover.as_expected, "unexpected": self._prover.unexpected}
-
-    def prove_some(self) -> None:
-        """Begins a proof that was put off, if there is room for it. To be called again and again."""
-        self._prover.look_later()
 
     def last_used(self) -> dict[str, float]:
         """For each registered name that was ever used, seconds since a request was bound to it or was seen to run."""

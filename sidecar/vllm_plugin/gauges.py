@@ -129,7 +129,10 @@ class ResidencyGauges:
         found = self._memory
         if found is None or self._now() - found.at > MAX_AGE_SECONDS:
             return
-        for gauge in (self._loaded(found), self._count(found), self._slots()):
+        on_gpu = self._number(ON_GPU, "Number of LoRA adapters in the engine's slots.", len(found.gpu))
+        limit = self._server.limits.get("max_loras")
+        slots = self._number(GPU_SLOTS, "Number of the engine's slots for LoRA adapters.", limit)
+        for gauge in (self._loaded(found), on_gpu, slots):
             if gauge is not None and gauge.name not in self._theirs:
                 yield gauge
 
@@ -149,15 +152,9 @@ class ResidencyGauges:
             if adapter is not None and not self._listing.is_leaving(adapter):
                 yield name, adapter.lora_int_id
 
-    def _count(self, found: WeightsInMemory) -> Any:  # noqa: ANN401 - prometheus_client's
-        gauge = self._family(ON_GPU, "Number of LoRA adapters in the engine's slots.", labels=("model_name",))
-        gauge.add_metric((self._model,), len(found.gpu))
-        return gauge
-
-    def _slots(self) -> Any:  # noqa: ANN401 - prometheus_client's
-        slots = self._server.limits.get("max_loras")
-        if slots is None:
+    def _number(self, name: str, about: str, value: int | None) -> Any:  # noqa: ANN401 - prometheus_client's
+        if value is None:
             return None
-        gauge = self._family(GPU_SLOTS, "Number of the engine's slots for LoRA adapters.", labels=("model_name",))
-        gauge.add_metric((self._model,), slots)
+        gauge = self._family(name, about, labels=("model_name",))
+        gauge.add_metric((self._model,), value)
         return gauge

@@ -133,33 +133,28 @@ class Plugin:
 
     async def about(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """Description of the plugin, its abilities, and the engine's limits."""
-        can = [*CAPABILITIES, *(["resolve"] if adapters.resolves else [])]
-        can += [*(["coverage"] if adapters.tells_coverage else []), *(["proof", "expect"] if adapters.proves else [])]
-        can += [*(["base"] if adapters.tells_base else []), *(["listing"] if adapters.listing.is_there else [])]
+        can = [*CAPABILITIES, *adapters.abilities]
         told = {"limits": adapters.limits, "kv_connectors": adapters.kv_connectors}
         return {"schema": SCHEMA, "incarnation": self.incarnation, "capabilities": can, **told}
 
-    async def state(self, adapters: Adapters, _: Request) -> dict[str, object]:
-        """See `Adapters.state`."""
-        return {"schema": SCHEMA, "incarnation": self.incarnation, **await adapters.state()}
+    def page(self, told: Callable[[Adapters], Awaitable[dict[str, object]]]) -> Endpoint:
+        """A page of what the adapters tell."""
 
-    async def coverage(self, adapters: Adapters, _: Request) -> dict[str, object]:
-        """See `Adapters.coverage`."""
-        return {"schema": SCHEMA, "incarnation": self.incarnation, **await adapters.coverage()}
+        async def answer(adapters: Adapters, _: Request) -> dict[str, object]:
+            return {"schema": SCHEMA, "incarnation": self.incarnation, **await told(adapters)}
 
-    async def base(self, adapters: Adapters, _: Request) -> dict[str, object]:
-        """See `Adapters.base`."""
-        return {"schema": SCHEMA, "incarnation": self.incarnation, **await adapters.base()}
+        return answer
 
     async def uses(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.last_used`. Unlike the state it does not ask the engine, which may be within a step."""
         used = {"last_used": adapters.last_used(), "requests": adapters.requests(), "in_flight": adapters.in_flight()}
-        found = {"no_effect": adapters.without_effect(), **adapters.expectations()}
+        prover = adapters.prover
+        found = {"no_effect": prover.without_effect, "as_expected": prover.as_expected, "unexpected": prover.unexpected}
         return {**await self.changes(adapters, _), **used, **found}
 
     async def changes(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.changes`; short, for who asks twice a second. Proofs that were put off are made then."""
-        adapters.prove_some()
+        adapters.prover.look_later()
         return {"schema": SCHEMA, "incarnation": self.incarnation, "changes": adapters.changes}
 
     async def prove(self, adapters: Adapters, request: Request) -> dict[str, object]:
@@ -211,10 +206,10 @@ def routes(plugin: Plugin) -> list[Route]:
 
     served: tuple[tuple[str, str, Endpoint], ...] = (
         ("GET", "/plugin", plugin.about),
-        ("GET", "/state", plugin.state),
+        ("GET", "/state", plugin.page(Adapters.state)),
         ("GET", "/uses", plugin.uses),
-        ("GET", "/coverage", plugin.coverage),
-        ("GET", "/base", plugin.base),
+        ("GET", "/coverage", plugin.page(Adapters.coverage)),
+        ("GET", "/base", plugin.page(Adapters.base)),
         ("GET", "/changes", plugin.changes),
         ("POST", "/prove", plugin.prove),
         ("POST", "/swap", plugin.swap),

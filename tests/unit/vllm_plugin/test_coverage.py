@@ -141,12 +141,12 @@ async def test_the_engine_is_asked_once_and_all_workers_count():
         shapes = {"2 4": ["l.1.q"]}
         return [one | {"applied": ["l.0.q"]}, one | {"applied": ["l.1.q"], "shapes": shapes}]
 
-    assert not Adapters(server).tells_coverage
+    assert "coverage" not in Adapters(server).abilities
     with pytest.raises(EngineRefused, match="cannot be asked"):
         await Adapters(server).coverage()
     server.ask_workers = ask
     adapters = Adapters(server)
-    assert adapters.tells_coverage
+    assert "coverage" in adapters.abilities
     assert (await adapters.coverage())["applied"] == ["l.0.q", "l.1.q"]
     await adapters.coverage()
     assert asked == [1]

@@ -106,7 +106,7 @@ async def test_without_either_variable_there_is_no_resolver_and_no_complaint(reg
     prepare_process()
     assert registry.resolvers == {}
     endpoints, _ = await init(registry)
-    assert endpoints._plugin.adapters is None or not endpoints._plugin.adapters.resolves
+    assert endpoints._plugin.adapters is None or "resolve" not in endpoints._plugin.adapters.abilities
     assert not caplog.records
 
 
@@ -115,7 +115,7 @@ async def test_the_api_server_resolves_once_it_is_there(registry):
     endpoints, served = await init(registry)
     adapters = endpoints._plugin.adapters
     assert registry.resolvers["loraplane"].adapters is adapters
-    assert adapters.resolves
+    assert "resolve" in adapters.abilities
     assert adapters.limits["max_loras"] == 4
     assert not isinstance(served.lora_resolver_lock, dict)
 
@@ -148,7 +148,7 @@ async def test_where_it_cannot_resolve_it_says_so_and_does_the_rest(registry, mo
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.message.startswith("loraplane: the plugin does not resolve names: ")
     assert said in record.message
-    assert not endpoints._plugin.adapters.resolves
+    assert "resolve" not in endpoints._plugin.adapters.abilities
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -222,7 +222,7 @@ async def test_the_engine_is_asked_for_answers_where_vllm_has_what_that_takes(re
     Engine.generate = lambda self: None
     try:
         endpoints, _ = await init(registry)
-        assert endpoints._plugin.adapters.proves is has_params
+        assert ("proof" in endpoints._plugin.adapters.abilities) is has_params
     finally:
         del Engine.generate
     assert ("cannot be proven" in caplog.text) is not has_params
@@ -236,7 +236,7 @@ async def test_on_cpus_nothing_is_proven_unless_the_operator_says_so(registry, m
     monkeypatch.setattr(Engine, "generate", lambda self: None, raising=False)
     prepare_process()
     endpoints, _ = await init(registry)
-    assert endpoints._plugin.adapters.proves is proves
+    assert ("proof" in endpoints._plugin.adapters.abilities) is proves
 
 
 @pytest.fixture

@@ -104,13 +104,13 @@ async def test_an_adapter_is_proven_under_no_name_and_removed(tmp_path, adapted,
     """R22, R19: no name is bound to it; what is wrong with a prompt, or cannot be asked, is no reason against it."""
     server, path = PlayedServer() if adapted is None else server_of(adapted), adapter(tmp_path / "a")
     adapters = Adapters(server)
-    assert adapters.proves is (adapted is not None)
+    assert ("proof" in adapters.abilities) is (adapted is not None)
     told = await adapters.prove(path)
     assert (told["proof"], bool(told["message"])) == (proof, proof == "no_effect")
     assert (server.paths(), server.memory) == ({}, set())
     assert server.calls == ([("add", 1), ("remove", 1)] if adapted is not None else [])
-    assert adapters.without_effect() == ([path] if proof == "no_effect" else [])
-    assert adapters.expectations() == {"as_expected": [], "unexpected": {}}, "of who expects nothing"
+    assert adapters.prover.without_effect == ([path] if proof == "no_effect" else [])
+    assert (adapters.prover.as_expected, adapters.prover.unexpected) == ([], {}), "of who expects nothing"
     if proof != "unknown":
         assert [(await adapters.prove(path, more))["proof"] for more in ("", *[WANTED] * (adapted == BASE))][
             -1
@@ -190,10 +190,10 @@ async def test_a_full_engine_is_asked_later(tmp_path, monkeypatch):
         await adapters.prove(str(tmp_path / "nowhere"))
     for name, path in zip("ab", paths[1:], strict=True):
         server.load(name, path)
-    adapters.prove_some()
-    assert (adapters.without_effect(), server.calls) == ([], [])
+    adapters.prover.look_later()
+    assert (adapters.prover.without_effect, server.calls) == ([], [])
     server.is_full, before = False, adapters.changes
-    await eventually(lambda: adapters.prove_some() or adapters.without_effect() == paths[1:])
+    await eventually(lambda: adapters.prover.look_later() or adapters.prover.without_effect == paths[1:])
     assert (len(server.calls), adapters.changes) == (4, before + 2), "who polls the count looks at once"
     monkeypatch.setattr(module, "COMING_SECONDS", 0.0)
     assert (await adapters.prove(paths[0]))["proof"] == "no_effect"  # and not late
@@ -201,9 +201,9 @@ async def test_a_full_engine_is_asked_later(tmp_path, monkeypatch):
     server.is_full = True
     assert (await adapters.prove(gone))["proof"] == "later"
     server.is_full = False
-    adapters.prove_some()
+    adapters.prover.look_later()
     server.load("gone too", gone)
-    adapters.prove_some()
+    adapters.prover.look_later()
     await asyncio.sleep(0)
     assert len(server.calls) == 6
 
@@ -228,20 +228,20 @@ async def test_a_lazy_adapter_is_proven_after_its_first_request(tmp_path, prove,
     adapters = Adapters(server, Telling(Resolved(path, prove=prove, expect=expect)))
     found = await adapters.resolve("x", "/base")
     assert found is not None
-    adapters.prove_some()
+    adapters.prover.look_later()
     assert server.calls == [], "vLLM has not loaded it yet"
     server.registered["x"] = found
     if not prove:
-        adapters.prove_some()
+        adapters.prover.look_later()
         await asyncio.sleep(0)
         assert server.calls == []
         return
     wanted = ([], [expected_key(path, expect)]) if expect else ([path], [])
-    told = lambda: (adapters.without_effect(), list(adapters.expectations()["unexpected"]))  # noqa: E731
-    await eventually(lambda: adapters.prove_some() or told() == wanted)
+    told = lambda: (adapters.prover.without_effect, list(adapters.prover.unexpected))  # noqa: E731
+    await eventually(lambda: adapters.prover.look_later() or told() == wanted)
     assert await adapters.resolve("x", "/base") is not None  # that it is refused is the sidecar's answer
     calls = len(server.calls)
-    adapters.prove_some()
+    adapters.prover.look_later()
     await asyncio.sleep(0)
     assert len(server.calls) == calls, "what is known is not asked again"
 
@@ -395,7 +395,7 @@ async def test_an_adapter_that_answers_as_its_record_expects_is_right(tmp_path):
     for _ in range(2):
         assert await adapters.prove(path, WANTED) == {"proof": "effect", "message": ""}
     assert asked == [((5, 6), 2), ((9,), 1)]
-    assert adapters.expectations() == {"as_expected": [expected_key(path, WANTED)], "unexpected": {}}
+    assert (adapters.prover.as_expected, adapters.prover.unexpected) == ([expected_key(path, WANTED)], {})
     assert (server.calls, server.memory, server.paths()) == ([("add", 1), ("remove", 1)], set(), {})
     told = await adapters.prove(path, OTHER)
     assert (told["proof"], len(server.calls)) == ("not_as_expected", 4)
@@ -410,7 +410,10 @@ async def test_an_adapter_that_answers_otherwise_is_refused_before_its_name_is_b
     told = await adapters.prove(path, WANTED)
     assert told["proof"] == "not_as_expected"
     assert all(part in told["message"] for part in ("[5, 6]", "token 1", "7 (logprob -0.5000)", "distance of 0.4"))
-    assert adapters.expectations() == {"as_expected": [], "unexpected": {expected_key(path, WANTED): told["message"]}}
+    assert (adapters.prover.as_expected, adapters.prover.unexpected) == (
+        [],
+        {expected_key(path, WANTED): told["message"]},
+    )
     assert (adapters.changes, server.paths(), server.memory) == (before + 1, {}, set())
     assert await adapters.prove(path, WANTED) == told
 
@@ -421,7 +424,7 @@ async def test_prompts_that_cannot_be_answered_prove_nothing(tmp_path, found, ex
     """R19 not-held-up: it is neither refused nor called proven."""
     adapters, path = Adapters(answering(found)), adapter(tmp_path / "a")
     assert (await adapters.prove(path, expect))["proof"] == "effect"
-    assert adapters.expectations() == {"as_expected": [], "unexpected": {}}
+    assert (adapters.prover.as_expected, adapters.prover.unexpected) == ([], {})
 
 
 @pytest.mark.parametrize(
@@ -438,7 +441,10 @@ async def test_an_engine_is_never_asked_for_a_token_that_its_base_does_not_know(
     assert (told["proof"], asked) == ("not_as_expected", [])
     assert f"token {max(prompt, token)} in the {where}" in told["message"]
     assert "none of the 100 that the base model knows" in told["message"]
-    assert adapters.expectations() == {"as_expected": [], "unexpected": {expected_key(path, expect): told["message"]}}
+    assert (adapters.prover.as_expected, adapters.prover.unexpected) == (
+        [],
+        {expected_key(path, expect): told["message"]},
+    )
     assert (await adapters.prove(path, WANTED))["proof"] == "effect"
 
 
