@@ -112,11 +112,9 @@ def _read(path: Path) -> tuple[str, dict[str, str]]:
     except (OSError, ValueError):
         return "", {}
     match value:
-        case {"schema": 1, "incarnation": str(incarnation), "paths": dict(paths)} if _are_texts(paths):
+        case {"schema": 1, "incarnation": str(incarnation), "paths": dict(paths)} if all(
+            isinstance(path, str) for path in paths.values()
+        ):
             return incarnation, paths
         case _:
             return "", {}
-
-
-def _are_texts(paths: dict[str, object]) -> bool:
-    return all(isinstance(path, str) for path in paths.values())

@@ -207,7 +207,10 @@ class AxolotlEngine(HttpEngine):
 
     def _slot(self) -> SingleSlot:
         if self._kept is None:
-            self._kept = _read(self._file) if self._file is not None else UNTOUCHED
+            self._kept = UNTOUCHED
+            if self._file is not None:
+                with suppress(OSError):
+                    self._kept = read_slot(read_file(self._file))
         return self._kept
 
     async def _keep(self, slot: SingleSlot) -> None:
@@ -221,13 +224,6 @@ class AxolotlEngine(HttpEngine):
         with suppress(OSError):
             await self._keep(slot)
         self._kept = slot
-
-
-def _read(file: Path) -> SingleSlot:
-    try:
-        return read_slot(read_file(file))
-    except OSError:
-        return UNTOUCHED
 
 
 def _is_there(path: str) -> bool:

@@ -166,8 +166,8 @@ class VllmEngine:
             last_used=plugin.read_last_used(page),
             past=past,
             paused=self.paused,
-            no_effect=plugin.read_no_effect(page),
-            as_expected=plugin.read_as_expected(page),
+            no_effect=plugin.read_proven(page, "no_effect"),
+            as_expected=plugin.read_proven(page, "as_expected"),
             unexpected=plugin.read_unexpected(page),
         )
 

@@ -24,7 +24,7 @@ from sidecar.engines.observed import (
     Transient,
     Unknown,
 )
-from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
+from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, fields_of, json_of
 from sidecar.engines.vllm.responses import said
 from sidecar.vllm_plugin.protocol import plain_path
 
@@ -112,6 +112,12 @@ class About:
     proves_answers: bool = False
 
 
+def _told(body: bytes, name: str) -> object:
+    """A field of a page of the plugin's; None: it has none, or means something else by a later schema."""
+    fields = fields_of(body)
+    return fields.get(name) if fields.get("schema") == 1 else None
+
+
 def read_about(body: bytes) -> About | None:
     """The plugin's self-description; None: it is none that we can call."""
     match json_of(body):
@@ -177,11 +183,10 @@ def _are_few(values: Sequence[object], *rules: Mapping[str, object]) -> bool:
 
 def read_last_used(body: bytes) -> dict[str, float]:
     """For each name that was used, how many seconds ago; nothing, where that cannot be read in full."""
-    match json_of(body):
-        case {"schema": 1, "last_used": dict(ages)} if all(_is_age(age) for age in ages.values()):
-            return {str(name): float(age) for name, age in ages.items()}
-        case _:
-            return {}
+    ages = _told(body, "last_used")
+    if not isinstance(ages, dict) or not all(map(_is_age, ages.values())):
+        return {}
+    return {str(name): float(age) for name, age in ages.items()}
 
 
 def with_uses(activity: EngineActivity, body: bytes) -> EngineActivity:
@@ -195,40 +200,27 @@ def read_requests(body: bytes, kind: str = "requests") -> dict[str, int] | None:
 
     `kind`: ``requests``, which ended since it was loaded, or ``in_flight``, which are with the engine.
     """
-    match json_of(body):
-        case {"schema": 1, **rest} if isinstance(counts := rest.get(kind), dict) and all(
-            _is_count(count) for count in counts.values()
-        ):
-            return {str(name): int(count) for name, count in counts.items()}
-        case _:
-            return None
+    counts = _told(body, kind)
+    if not isinstance(counts, dict) or not all(map(_is_count, counts.values())):
+        return None
+    return {str(name): int(count) for name, count in counts.items()}
 
 
-def read_no_effect(body: bytes) -> frozenset[str]:
-    """Paths of adapters that were proven to have no effect; nothing, where that cannot be read."""
-    match json_of(body):
-        case {"schema": 1, "no_effect": [*paths]}:
-            return frozenset(path for path in paths if isinstance(path, str))
-        case _:
-            return frozenset()
+def read_proven(body: bytes, kind: str) -> frozenset[str]:
+    """Adapters of which something is proven; nothing, where that cannot be read.
 
-
-def read_as_expected(body: bytes) -> frozenset[str]:
-    """Keys of adapters that answered as expected; nothing, where that cannot be read."""
-    match json_of(body):
-        case {"schema": 1, "as_expected": [*keys]}:
-            return frozenset(key for key in keys if isinstance(key, str))
-        case _:
-            return frozenset()
+    `kind`: ``no_effect``, which has their paths, or ``as_expected``, which has their keys.
+    """
+    found = _told(body, kind)
+    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list) else frozenset()
 
 
 def read_unexpected(body: bytes) -> dict[str, str]:
     """By their keys, where adapters answered otherwise than expected; nothing, where that cannot be read."""
-    match json_of(body):
-        case {"schema": 1, "unexpected": dict(found)}:
-            return {f"{key}": said[:_MOST_CHARACTERS] for key, said in found.items() if isinstance(said, str)}
-        case _:
-            return {}
+    found = _told(body, "unexpected")
+    if not isinstance(found, dict):
+        return {}
+    return {f"{key}": said[:_MOST_CHARACTERS] for key, said in found.items() if isinstance(said, str)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,22 +262,20 @@ def plugin_outcome(answer: Reply | Lost | NotSent) -> Outcome:
         case Reply(200, _):
             return Done()
         case Reply(status, body):
-            return _refusal(_reason(body), f"HTTP {status}: {said(body)}")
+            return _refusal(body, f"HTTP {status}: {said(body)}")
 
 
-def _refusal(reason: str | None, message: str) -> Outcome:
-    match reason:
-        case "not_loaded":
+def _refusal(body: bytes, message: str) -> Outcome:
+    match json_of(body):
+        case {"error": {"type": "not_loaded"}}:
             return NotThere()
-        case "path_missing":
+        case {"error": {"type": "path_missing"}}:
             return PathMissing(message)
-        case "refused" | "forbidden":
+        case {"error": {"type": "refused" | "forbidden"}}:
             return Refused(message)
-        case "deadline":
-            return Unknown(message)
-        case "conflict" | "busy":
+        case {"error": {"type": "conflict" | "busy"}}:
             return Transient(message)
-        case _:  # not our plugin's answer: whether it did anything, a listing tells
+        case _:  # late, or not our plugin's answer: whether it did anything, a listing tells
             return Unknown(message)
 
 
@@ -310,14 +300,6 @@ def _path(row: object) -> str:
             raise EngineUnreachable(f"{STATE_PATH} cannot be read in full: a row has no path")
 
 
-def _reason(body: bytes) -> str | None:
-    match json_of(body):
-        case {"error": {"type": str(reason)}}:
-            return reason
-        case _:
-            return None
-
-
 _MOST_DIMENSIONS, _MOST_DIGITS = 8, 12
 
 
@@ -336,11 +318,7 @@ def read_shapes(body: bytes) -> dict[str, Shape]:
 
 def is_being_read(body: bytes) -> bool:
     """True if the plugin reads the files of the base model yet."""
-    match json_of(body):
-        case {"schema": 1, "reading": True}:
-            return True
-        case _:
-            return False
+    return _told(body, "reading") is True
 
 
 def read_base_files(body: bytes) -> BaseModules | None:

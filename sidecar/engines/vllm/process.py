@@ -323,16 +323,11 @@ class ToldVersions:
         self._told = {use: version for use, version in self._told.items() if versions.get(use) == version}
         news = {use: version for use, version in versions.items() if use not in self._told}
         for part in parts(news):
-            [answer] = await http.post([call(part)], "", seconds)
+            rows = [_row(use, version) for use, version in part.items()]
+            [answer] = await http.post([PostRequest(VERSIONS_PATH, {"versions": rows})], "", seconds)
             if not isinstance(answer, Reply) or answer.status != 200:
                 return
             self._told |= part
-
-
-def call(versions: Mapping[Use, str]) -> PostRequest:
-    """Tells the versions of names and paths."""
-    rows = [_row(use, version) for use, version in versions.items()]
-    return PostRequest(VERSIONS_PATH, {"versions": rows})
 
 
 def parts(versions: Mapping[Use, str]) -> Iterator[dict[Use, str]]:

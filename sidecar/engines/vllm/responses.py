@@ -25,7 +25,7 @@ from sidecar.engines.observed import (
     Transient,
     Unknown,
 )
-from sidecar.engines.transport import Lost, MetricLines, NotSent, Reply, json_of
+from sidecar.engines.transport import Lost, MetricLines, NotSent, Reply, fields_of, json_of
 from sidecar.vllm_plugin.protocol import plain_path
 from sidecar.vllm_plugin.server import Forbidden
 
@@ -38,7 +38,6 @@ MAX_MESSAGE_LENGTH = 500
 _MOST_TOKENS = 2**31
 
 _INCARNATION = re.compile(r"^process_start_time_seconds ([0-9.eE+-]+)$", re.MULTILINE)
-_REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 _COUNTS = re.compile(r"^vllm:num_requests_(running|waiting)\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 _ACTIVITY = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|request_success_total|prompt_tokens_total|"
@@ -135,7 +134,7 @@ def read_metrics(text: str, url: str) -> VllmMetrics:
     max_loras = _MAX_LORA.search(text)
     return VllmMetrics(
         incarnation=started[1],
-        is_busy=any(read_number(count, url) > 0 for count in _REQUESTS.findall(text)),
+        is_busy=any(read_number(count, url) > 0 for _, count in _COUNTS.findall(text)),
         has_lora=_LORA in text if _ANY_VLLM in text else None,
         limits=EngineLimits(max_loras=int(max_loras[1]) if max_loras else None),
         progress=tuple(_PROGRESS.findall(text)),
@@ -177,8 +176,7 @@ def read_pause(body: bytes) -> bool | None:
 
 def has_rust_frontend(body: bytes) -> bool:
     """True if /version is answered by vLLM's Rust frontend."""
-    fields = json_of(body)
-    return isinstance(fields, dict) and "rust_frontend_version" in fields
+    return "rust_frontend_version" in fields_of(body)
 
 
 def read_drain(text: str, url: str) -> DrainEvidence:
@@ -247,8 +245,7 @@ def read_version(body: bytes, url: str) -> str:
     Raises:
         EngineUnusable: it is no vLLM, or one that is too old.
     """
-    fields = json_of(body)
-    version = fields.get("version") if isinstance(fields, dict) else None
+    version = fields_of(body).get("version")
     if not isinstance(version, str):
         raise not_an_engine(url, "its /version has no version")
     if _number(version) < MINIMUM_VERSION:
@@ -276,8 +273,7 @@ def read_listing(body: bytes) -> ModelsListing:
     Raises:
         EngineUnreachable: it cannot be read in full.
     """
-    fields = json_of(body)
-    cards = fields.get("data") if isinstance(fields, dict) else None
+    cards = fields_of(body).get("data")
     if not isinstance(cards, list):
         raise _unreadable("it is no list of models")
     bases: dict[str, str] = {}  # in order; one may stand twice, as vLLM's flag takes it twice
@@ -370,9 +366,7 @@ def _reply_outcome(reply: Reply) -> Outcome:
 
 def _error(body: bytes) -> dict[str, object] | None:
     """The error object of vLLM's own replies, which before 0.10.1 was the body; None where something else replied."""
-    fields = json_of(body)
-    if not isinstance(fields, dict):
-        return None
+    fields = fields_of(body)
     error = fields if fields.get("object") == "error" else fields.get("error")
     return error if isinstance(error, dict) else None
 
