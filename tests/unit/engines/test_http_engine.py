@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -409,9 +410,7 @@ async def test_what_one_slot_was_not_told_is_not_recorded(server, process, tmp_p
         assert dict((await one.observe()).adapters) == {}
     server.sent.clear()
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "no space left"))
     monkeypatch.setattr("sidecar.engines.others.axolotl.write_synced", full)
     assert isinstance(await engine.load("x", path, request_id="r"), Transient)
     assert server.sent == []
@@ -441,12 +440,8 @@ async def test_each_kind_of_call_has_a_deadline_of_its_own(server, process, tmp_
     engine._deadlines = Deadlines(probe_seconds=1, list_seconds=2, load_seconds=4, unload_seconds=8)
     server.calls, path = [YES] * 2, str(tmp_path)
     seconds: list[float] = []
-    for call in (
-        engine.observe(),
-        engine.incarnation(),
-        engine.load("x", path, request_id="r"),
-        engine.unload("x", request_id="r"),
-    ):
+    looks = engine.observe(), engine.incarnation()
+    for call in (*looks, engine.load("x", path, request_id="r"), engine.unload("x", request_id="r")):
         await call
         seconds.append(server.seconds)
     assert seconds == [3, 1, 4, 8]
@@ -456,11 +451,7 @@ async def test_each_kind_of_call_has_a_deadline_of_its_own(server, process, tmp_
 async def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(server, process, tmp_path, make):
     """R12: it ends the part in which it happens, and is told; nothing is concluded from it."""
     engine = make(server, None) if make is axolotl else make(server)
-
-    def fault() -> None:
-        raise ZeroDivisionError
-
-    server.on_call = fault
+    server.on_call = Mock(side_effect=ZeroDivisionError)
     calls = [engine.observe, engine.incarnation, engine.turns]
     calls += [engine.is_busy, engine.drain_evidence] if make is sglang else []
     for call in calls:

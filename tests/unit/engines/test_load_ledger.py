@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -99,8 +100,7 @@ async def test_what_certainly_did_not_come_of_a_load_is_taken_back(folder, outco
     assert kept(ledger, folder) == expected
 
 
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "no space left")
+full = Mock(side_effect=OSError(errno.ENOSPC, "no space left"))
 
 
 async def test_on_a_full_disk_nothing_is_loaded_that_cannot_be_recorded(tmp_path, monkeypatch):
@@ -184,9 +184,7 @@ async def test_a_fault_of_our_own_is_no_full_disk(tmp_path, monkeypatch):
     """R12: it is told."""
     ledger = LoadLedger(tmp_path)
     await ledger.seen("p1", {"x": "/a"})
-
-    def fault(*_: object) -> None:
-        raise ZeroDivisionError
+    fault = Mock(side_effect=ZeroDivisionError)
 
     async def load() -> Outcome:
         monkeypatch.setattr(module, "write_synced", fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -254,21 +255,13 @@ async def test_one_that_ends_breaks_its_connections_as_a_killed_process_does():
 async def test_a_fault_of_its_own_is_no_answer_of_a_vllm(tmp_path, monkeypatch):
     """R12: neither at a load, nor at one that a request brings about, nor within a step."""
     folder = written(tmp_path / "a")
-
-    def fault(*_: object) -> str:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("sidecar.engines.simulated.engine.read_weights", fault)
+    monkeypatch.setattr("sidecar.engines.simulated.engine.read_weights", Mock(side_effect=ZeroDivisionError))
     engine = SimulatedVllm(Options())
     with pytest.raises(ZeroDivisionError):
         await engine.load("x", folder)
     with pytest.raises(ZeroDivisionError):
         await engine.generate(Card("x", folder, 7), "p", 1)
     assert not engine.dead.is_set()
-
-    async def resolved(_: str) -> Card:
-        return Card("x", folder, 7)
-
-    monkeypatch.setattr(engine, "resolve", resolved)
+    monkeypatch.setattr(engine, "resolve", AsyncMock(return_value=Card("x", folder, 7)))
     with pytest.raises(ZeroDivisionError):
         await engine.card_of("x")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable
-from sidecar.engines.observed import AlreadyThere, Done, EngineLimits, EnginePaused, NotThere, PathMissing
+from sidecar.engines.observed import Done, EngineLimits, EnginePaused
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.responses import PAUSED
@@ -373,18 +373,6 @@ async def test_whether_there_is_a_route_is_asked_without_doing_anything(answers,
     assert asked == [("GET", {}), ("POST", {})][: len(answers)]
 
 
-async def test_errors_are_understood_in_the_form_of_earlier_releases(a):
-    """R6: before 0.10.1 they had no object around them."""
-    driver, _ = driver_of(SimulatedVllm(replace(PLAIN, version="0.10.0")))
-    await driver.observe()
-    assert await driver.unload("x", request_id="r") == NotThere()
-    assert await driver.load("x", a, request_id="r") == Done()
-    assert await driver.load("x", a, request_id="r") == AlreadyThere()
-    found = await driver.load("y", f"{a}/none", request_id="r")
-    assert isinstance(found, PathMissing)
-    assert found.message == "Loading lora y failed: No adapter found for <path>"
-
-
 @pytest.mark.parametrize(
     ("set_here", "found"),
     [
@@ -418,13 +406,3 @@ async def test_a_plugin_with_a_resolver_serves_names_that_are_not_loaded(a, monk
         assert isinstance(reply, Reply)
         assert reply.status == status
     assert dict((await driver.observe()).adapters) == {"x": a}
-
-
-async def test_a_proof_leaves_nothing_in_memory(a):
-    """R16: it is bound to no name, and nobody would ever ask for it."""
-    engine = SimulatedVllm(PROVING)
-    driver, _ = driver_of(engine)
-    await driver.observe()
-    assert await driver.prove(a, request_id="r") == Done()
-    assert engine.tokens > 0
-    assert await engine.resident() == set()

@@ -36,9 +36,10 @@ vllm:lora_requests_info{{max_lora="4",running_lora_adapters="a,b",waiting_lora_a
 """
 
 
-def error(status: int, param: str | None = None) -> Reply:
+def error(status: int, param: str | None = None, *, is_flat: bool = False) -> Reply:
+    """An error; flat as before 0.10.1."""
     fields = {"message": "some\n  text", "type": "T", "param": param, "code": status}
-    return Reply(status, json.dumps({"error": fields}).encode())
+    return Reply(status, json.dumps({"object": "error", **fields} if is_flat else {"error": fields}).encode())
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,8 @@ def error(status: int, param: str | None = None) -> Reply:
         (error(400), AlreadyThere, Refused),
         (error(400, "body.lora_path"), Refused, Refused),
         (error(404), PathMissing, NotThere),
+        (error(400, is_flat=True), AlreadyThere, Refused),
+        (error(404, is_flat=True), PathMissing, NotThere),
         *((Reply(status, b'{"detail":"Not Found"}'), Transient, Transient) for status in (401, 403, 404, 405)),
         *((error(status), Transient, Transient) for status in (408, 425, 429)),
         *((error(status), Refused, Refused) for status in (422, 500)),
@@ -120,7 +123,10 @@ def test_any_body_is_told_in_one_short_line(body):
     assert 0 < len(outcome.message) <= 500
     assert len(outcome.message) == 500 or len(body) < 10_000, "as much of it as there is room for"
     assert "\n" not in outcome.message
-    assert answers.load_outcome(error(500)) == Refused("some text"), "the engine's own sentence is handed on"
+    for is_flat in (False, True):
+        assert answers.load_outcome(error(500, is_flat=is_flat)) == Refused("some text"), (
+            "its own sentence is handed on"
+        )
 
 
 @pytest.mark.parametrize(

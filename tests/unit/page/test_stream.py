@@ -129,7 +129,10 @@ async def watched(page: FleetStream, call: CallContext) -> AsyncIterator[Screen]
 
 @served
 async def test_a_page_hears_the_whole_and_then_each_change(served):
-    """R9: within a second, of adapters, replicas and pools, without asking again."""
+    """R9: within a second, of adapters, replicas and pools, without asking again.
+
+    What is disabled is shown until it is deleted, and counts as no adapter.
+    """
     replicas = await fleet(served, "p", "q")
     async with watched(fleet_of(served), call_by()) as screen:
         assert screen.states == {pool: {"acme/a": "Healthy", "other/b": "Healthy"} for pool in ("p", "q")}
@@ -145,19 +148,6 @@ async def test_a_page_hears_the_whole_and_then_each_change(served):
         await asyncio.sleep(1)
         assert screen.states["p"]["c"] == "Healthy"
         assert screen.replicas["p"]["r1"]["note"] == "so it is"
-        await replicas["p"].gone("r1")
-        await asyncio.sleep(1)
-        assert screen.replicas["p"] == {}
-        heard = len(screen.told)
-        await asyncio.sleep(60)
-        assert len(screen.told) == heard, "nothing is told while nothing changes"
-
-
-@served
-async def test_what_is_disabled_is_shown_until_it_is_deleted_and_counts_as_no_adapter(served):
-    """R9: as `get adapters` shows it, and `get pools` counts."""
-    await fleet(served, "p")
-    async with watched(fleet_of(served), call_by()) as screen:
         await served.call("ApplyAdapters", change_set(put("off", enabled=False), pool="p"))
         await asyncio.sleep(1)
         assert screen.states["p"]["off"] == "Disabled"
@@ -165,6 +155,12 @@ async def test_what_is_disabled_is_shown_until_it_is_deleted_and_counts_as_no_ad
         await served.call("ApplyAdapters", change_set(drop("off"), pool="p"))
         await asyncio.sleep(1)
         assert "off" not in screen.states["p"]
+        await replicas["p"].gone("r1")
+        await asyncio.sleep(1)
+        assert screen.replicas["p"] == {}
+        heard = len(screen.told)
+        await asyncio.sleep(60)
+        assert len(screen.told) == heard, "nothing is told while nothing changes"
 
 
 @served

@@ -144,28 +144,27 @@ async def test_hosts_of_engines_are_looked_up(monkeypatch):
         assert set((await known(watch)).resolved) == {"localhost"}
 
 
+READY = replica().status_json
+
+
 @pytest.mark.parametrize(
-    "one",
+    ("one", "url"),
     [
-        pb.Replica(name="r1"),
-        pb.Replica(name="r1", status_json="{"),
-        pb.Replica(name="r1", status_json="[]"),
-        replica(ready="yes"),
-        replica(stale=True),
-        replica(engine=None),
-        pb.Replica(name="r1", leaving=True, status_json=replica().status_json),
-        pb.Replica(name="r1", withheld_engine_url="http://x", status_json=replica().status_json),
+        (pb.Replica(name="r1"), None),
+        (pb.Replica(name="r1", status_json="{"), None),
+        (pb.Replica(name="r1", status_json="[]"), None),
+        (replica(ready="yes"), None),
+        (replica(stale=True), None),
+        (replica(engine=None), None),
+        (pb.Replica(name="r1", leaving=True, status_json=READY), None),
+        (pb.Replica(name="r1", withheld_engine_url="http://x", status_json=READY), None),
+        (pb.Replica(name="r1", engine_url="http://1.2.3.4:1", status_json=READY), "http://1.2.3.4:1"),
     ],
 )
-def test_a_replica_that_is_not_ready_or_nowhere_gets_no_requests_for_its_base(one):
-    assert ready_replica(one) is None
-
-
-def test_the_url_for_routers_counts_before_the_sidecars_own():
-    advertised = pb.Replica(name="r1", engine_url="http://1.2.3.4:1", status_json=replica().status_json)
-    found = ready_replica(advertised)
-    assert found is not None
-    assert found.url == "http://1.2.3.4:1"
+def test_a_replica_that_is_not_ready_or_nowhere_gets_no_requests_for_its_base(one, url):
+    """The URL for routers counts before the sidecar's own."""
+    found = ready_replica(one)
+    assert (found and found.url) == url
 
 
 async def test_it_ends_though_the_registry_goes_away_at_that_moment():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -234,11 +235,7 @@ async def test_an_engine_that_does_not_answer_is_told_before_the_sidecar_gives_u
 
 async def test_a_fault_of_our_own_is_no_lateness_of_the_engine(server, monkeypatch):
     """R12: it is told as what it is."""
-
-    async def fault() -> set[int]:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(server, "resident", fault)
+    monkeypatch.setattr(server, "resident", AsyncMock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         await Adapters(server).state()
 

@@ -298,6 +298,8 @@ async def test_an_engine_answers_a_prompt_bound_to_an_adapter_or_to_none():
         made.append(fields)
         return fields
 
+    assert VllmServer(Answering(), models(), request_class()).prober is None
+    assert VllmServer(Engine(), models(), request_class(), dict).prober is None
     server = VllmServer(engine, models(), request_class(), params)
     adapter = server.make("x", "/a", None)
     assert server.prober is not None
@@ -306,11 +308,6 @@ async def test_an_engine_answers_a_prompt_bound_to_an_adapter_or_to_none():
     assert engine.asked == [([4, 5], adapter), ([4, 5], None)]
     # What ends a text for others is a token as any other here.
     assert made[0] == {"temperature": 0, "max_tokens": 7, "logprobs": 5, "detokenize": False, "ignore_eos": True}
-
-
-def test_an_engine_that_cannot_be_asked_has_no_prober():
-    assert VllmServer(Answering(), models(), request_class()).prober is None
-    assert VllmServer(Engine(), models(), request_class(), dict).prober is None
 
 
 @pytest.mark.parametrize(

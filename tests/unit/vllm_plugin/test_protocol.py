@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import assume, given
@@ -92,11 +93,7 @@ def test_what_is_no_answer_is_not_taken_for_one(line):
 
 def test_a_fault_of_our_own_is_no_damaged_line(monkeypatch):
     """R12: it is told, and no question or answer is made of it."""
-
-    def fault(_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(json, "loads", fault)
+    monkeypatch.setattr(json, "loads", Mock(side_effect=ZeroDivisionError))
     for read, line in ((read_question, b"{}"), (read_answer, b"{}\n"), (read_expected, "{}")):
         with pytest.raises(ZeroDivisionError):
             read(line)  # type: ignore[operator]

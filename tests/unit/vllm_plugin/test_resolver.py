@@ -12,7 +12,7 @@ from sidecar.vllm_plugin.adapters import Adapters, SidecarResolver
 from sidecar.vllm_plugin.protocol import MAX_NAME_LENGTH, Resolved, is_askable
 from sidecar.vllm_plugin.resolver import ResolverClient, TtlSet
 from tests.simulation.loop import virtual
-from tests.support.resolving import PlayedSidecar, found, missing
+from tests.support.resolving import PlayedSidecar, found
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import Clock, PlayedServer
 
@@ -137,8 +137,12 @@ async def test_no_more_than_so_many_questions_are_open(sidecar, files, caplog):
     assert await resolver.find("over", "/base") == Resolved(files)
 
 
-async def test_what_is_resolved_counts_as_in_use_until_it_is_registered(sidecar, files):
-    """R7 files-pinned: its files are read by a load that nobody else knows of."""
+@pytest.mark.parametrize("is_registered", [True, False])
+async def test_what_is_resolved_counts_as_in_use_until_it_is_registered(sidecar, files, is_registered):
+    """R7 files-pinned: its files are read by a load that nobody else knows of.
+
+    It is removed where the engine refused it or the client went away.
+    """
     server = PlayedServer()
     sidecar.answers["x"] = found(files)
     asked = SidecarResolver()
@@ -151,38 +155,21 @@ async def test_what_is_resolved_counts_as_in_use_until_it_is_registered(sidecar,
         await asyncio.sleep(0)
         state = await adapters.state()
         assert [(row["int_id"], row["registered"]) for row in state["adapters"]] == [(77, False)]
-    server.registered["x"] = resolved
-    await eventually(lambda: len(adapters._drain) == 0)
-    assert server.calls == []
-
-
-async def test_one_that_is_not_registered_after_all_is_removed(sidecar, files):
-    """The engine refused it, or the client went away; vLLM had given it a number of its own."""
-    server = PlayedServer()
-    sidecar.answers["x"] = found(files)
-    adapters = Adapters(server, ResolverClient(sidecar.path), sweep_seconds=0)
-    resolved = await adapters.resolve("x", "/base")
-    resolved.lora_int_id = 77
+    if is_registered:
+        server.registered["x"] = resolved
     del resolved
-    await eventually(lambda: ("remove", 77) in server.calls)
     await eventually(lambda: len(adapters._drain) == 0)
-
-
-async def test_what_the_sidecar_does_not_know_is_nothing(sidecar):
-    """R5: so that vLLM says itself that there is no such model."""
-    sidecar.answers["x"] = missing("unknown_adapter")
-    server = PlayedServer()
-    adapters = Adapters(server, ResolverClient(sidecar.path))
-    assert await adapters.resolve("x", "/base") is None
-    await asyncio.sleep(0)
-    assert len(adapters._drain) == 0
+    assert server.calls == ([] if is_registered else [("remove", 77)])
 
 
 async def test_too_much_that_drains_resolves_no_more(sidecar, files, monkeypatch):
-    """R16 bounded."""
+    """R16 bounded. R5: of what the sidecar does not know vLLM says itself that there is no such model."""
     monkeypatch.setattr("sidecar.vllm_plugin.adapters.MAX_RETIRED", 1)
     sidecar.answers |= {"x": found(files), "y": found(files)}
     adapters = Adapters(PlayedServer(), ResolverClient(sidecar.path), sweep_seconds=3600)
+    assert await adapters.resolve("unknown", "/base") is None
+    await asyncio.sleep(0)
+    assert len(adapters._drain) == 0
     held = await adapters.resolve("x", "/base")
     await asyncio.sleep(0)
     assert held is not None
