@@ -23,17 +23,27 @@ from sidecar.engines.vllm import responses as answers
 from sidecar.engines.vllm.driver import check_name
 from sidecar.vllm_plugin.server import Forbidden
 
-METRICS = """\
-# TYPE process_start_time_seconds gauge
+PROCESS = """\
 process_start_time_seconds 1.79525538183e+09
 # TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {waiting}
-vllm:num_requests_waiting_by_reason{{engine="0",model_name="tiny",reason="deferred"}} 7.0
 # TYPE vllm:lora_requests_info gauge
-vllm:lora_requests_info{{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters=""}} 1.795255480830827e+09
 """
+
+
+def sample(running: str = "", waiting: str = "", at: object = 3.0) -> str:
+    names = f'running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f'vllm:lora_requests_info{{max_lora="4",{names}}} {at}\n'
+
+
+def metrics(*samples: str, engines: int = 1, running: object = 0.0, waiting: object = 0.0) -> str:
+    """A page of a process with these counts of each of its engines, and samples of adapters."""
+    lines = [PROCESS]
+    for engine in range(engines):
+        labels = f'engine="{engine}",model_name="tiny"'
+        lines += [f"vllm:num_requests_running{{{labels}}} {running}\n"]
+        lines += [f"vllm:num_requests_waiting{{{labels}}} {waiting}\n"]
+        lines += [f'vllm:num_requests_waiting_by_reason{{{labels},reason="deferred"}} 7.0\n']
+    return "".join((*lines, *samples))
 
 
 def error(status: int, param: str | None = None, *, is_flat: bool = False) -> Reply:
@@ -65,43 +75,36 @@ def test_every_kind_of_answer_has_one_meaning(answer, loaded, unloaded):
 
 
 @pytest.mark.parametrize("number", ["-", ".", "1e", "1e999", "-1e999"])
-@pytest.mark.parametrize("name", ["running", "waiting", "at", "external_prefix_cache_queries", "rl_weight_update"])
-def test_a_count_that_is_no_number_says_nothing(name, number):
+def test_a_count_that_is_no_number_says_nothing(number):
     """X2 unbreakable: found by the fuzzer."""
-    text = METRICS.format(**{"running": "0.0", "waiting": "0.0", name: number})
-    text += 'vllm:external_prefix_cache_queries_total{engine="0"} %s\n' % ("0.0" if "queries" not in name else number)
-    in_flight = 'vllm:rl_weight_update_operations_in_flight{operation="update"} %s\n'
-    text += in_flight % ("0.0" if "weight" not in name else number)
-    if name == "at":
-        text = text.replace("1.795255480830827e+09", number)
-    reads = {"running": (answers.read_metrics, answers.read_drain), "at": (answers.read_drain,)}
-    for read in reads.get("running" if name == "waiting" else name, (answers.read_metrics,)):
-        if name != "at" or "e9" not in number:
-            with pytest.raises(EngineUnreachable, match="no number"):
-                read(text, "u")
+    more = ("external_prefix_cache_queries_total{}", 'rl_weight_update_operations_in_flight{operation="update"}')
+    of_requests = [metrics(running=number), metrics(waiting=number)]
+    pages = [
+        (answers.read_metrics, page) for page in of_requests + [f"{metrics()}vllm:{one} {number}\n" for one in more]
+    ]
+    pages += [(answers.read_drain, page) for page in [*of_requests, metrics(sample(at=number))]]
+    for read, page in pages:
+        with pytest.raises(EngineUnreachable, match="no number"):
+            read(page, "u")
 
 
 def test_a_line_of_a_million_characters_is_read_in_no_time():
     """X2: looking for its end anew at each label takes hours."""
     labels = 'sleep_state="awake",' * 50_000
-    text = METRICS.format(running=0.0, waiting=0.0)
-    assert answers.read_metrics(f"{text}vllm:engine_sleep_state{{{labels} 0.0\n", "u").paused == ""
-    assert answers.read_metrics(f"{text}vllm:engine_sleep_state{{{labels}}} 0.0\n", "u").paused == answers.ASLEEP
+    assert answers.read_metrics(f"{metrics()}vllm:engine_sleep_state{{{labels} 0.0\n", "u").paused == ""
+    assert answers.read_metrics(f"{metrics()}vllm:engine_sleep_state{{{labels}}} 0.0\n", "u").paused == answers.ASLEEP
+
+
+READ = (
+    *("prompt_tokens_total", "generation_tokens_total", "kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    *("rl_weight_update_operations_in_flight", "external_prefix_cache_queries_total"),
+)
 
 
 def test_lines_that_are_read_are_the_only_ones_that_tell_anything():
     """R7: a page and its lines say the same."""
-    page = (
-        METRICS.format(running=1.0, waiting=2.0)
-        + 'vllm:engine_sleep_state{sleep_state="awake"} 0.0\n'
-        + "".join(
-            f"vllm:{name}{{a='b'}} 1.0\n"
-            for name in (
-                *("prompt_tokens_total", "generation_tokens_total", "kv_cache_usage_perc", "gpu_cache_usage_perc"),
-                *("rl_weight_update_operations_in_flight", "external_prefix_cache_queries_total"),
-            )
-        )
-    )
+    more = [f"vllm:{name}{{a='b'}} 1.0\n" for name in READ]
+    page = metrics(sample("a,b"), 'vllm:engine_sleep_state{sleep_state="awake"} 0.0\n', *more, running=1.0, waiting=2.0)
     lines = answers.METRICS.of(page.encode() + b'vllm:other{le="1"} 1.0\n')
     assert "other" not in lines
     assert answers.read_metrics(lines, "u") == answers.read_metrics(page, "u")
@@ -110,7 +113,7 @@ def test_lines_that_are_read_are_the_only_ones_that_tell_anything():
 
 def test_numbers_of_thousands_of_digits_are_not_known():
     """X2: Python refuses to read them. Found by review."""
-    text = METRICS.format(running=0.0, waiting=0.0).replace('max_lora="4"', f'max_lora="{"9" * 5000}"')
+    text = metrics(sample()).replace('max_lora="4"', f'max_lora="{"9" * 5000}"')
     assert answers.read_metrics(text, "u").limits.max_loras is None
     with pytest.raises(EngineUnusable):
         answers.read_version(json.dumps({"version": "9" * 5000 + ".1.0"}).encode(), "u")
@@ -123,21 +126,17 @@ def test_any_body_is_told_in_one_short_line(body):
     assert 0 < len(outcome.message) <= 500
     assert len(outcome.message) == 500 or len(body) < 10_000, "as much of it as there is room for"
     assert "\n" not in outcome.message
-    for is_flat in (False, True):
-        assert answers.load_outcome(error(500, is_flat=is_flat)) == Refused("some text"), (
-            "its own sentence is handed on"
-        )
+    for own in (error(500), error(500, is_flat=True)):
+        assert answers.load_outcome(own) == Refused("some text"), "the engine's own sentence is handed on"
 
 
 @pytest.mark.parametrize(
     ("running", "waiting", "busy"), [("0.0", "0.0", False), ("1.0", "0.0", True), ("0.0", "2.0", True)]
 )
 def test_metrics_tell_process_load_and_limit(running, waiting, busy):
-    metrics = answers.read_metrics(METRICS.format(running=running, waiting=waiting), "http://e")
-    assert metrics.incarnation == "1.79525538183e+09"
-    assert metrics.is_busy == busy
-    assert metrics.has_lora is True
-    assert metrics.limits.max_loras == 4
+    found = answers.read_metrics(metrics(sample(), running=running, waiting=waiting), "http://e")
+    assert (found.incarnation, found.is_busy, found.has_lora) == ("1.79525538183e+09", busy, True)
+    assert found.limits.max_loras == 4
 
 
 @pytest.mark.parametrize(
@@ -177,49 +176,29 @@ def test_a_path_has_one_check_name_and_another_path_another():
     assert check_name("/a\udc80").startswith("loraplane-check-")
 
 
-def drain_text(*samples: str, engines: int = 1, waiting: float = 0.0, running: float = 0.0) -> str:
-    lines = ["process_start_time_seconds 1.5", "# TYPE vllm:lora_requests_info gauge"]
-    for engine in range(engines):
-        lines += [f'vllm:num_requests_running{{engine="{engine}",model_name="tiny"}} {running}']
-        lines += [f'vllm:num_requests_waiting{{engine="{engine}",model_name="tiny"}} {waiting}']
-        lines += [f'vllm:num_requests_waiting_by_reason{{engine="{engine}",reason="deferred"}} 7.0']
-    return "\n".join([*lines, *(f"vllm:lora_requests_info{{{sample}" for sample in samples)])
-
-
-def lora_sample(running: str, waiting: str, at: float) -> str:
-    return f'max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"}} {at}'
-
-
 def test_the_newest_sample_tells_which_adapters_have_requests():
     """R7: samples stay when they are old, and their value is their time; without any, none ever had a request."""
-    text = drain_text(lora_sample("a,b", "", 3.0), lora_sample("b", "c/d", 5e9), lora_sample("", "", 4.0), running=1.0)
+    text = metrics(sample("a,b"), sample("b", "c/d", 5e9), sample(at=4.0), running=1.0)
     evidence = answers.read_drain(text, "http://e")
-    assert (evidence.incarnation, evidence.waiting, evidence.running) == ("1.5", 0, 1)
+    assert (evidence.incarnation, evidence.waiting, evidence.running) == ("1.79525538183e+09", 0, 1)
     assert evidence.adapters == {"b", "c/d"}
-    together = drain_text(lora_sample("a", "", 3.0), lora_sample("b", "", 3.0))
+    together = metrics(sample("a"), sample("b"))
     assert answers.read_drain(together, "http://e").adapters == {"a", "b"}, "those of the same time count together"
-    assert answers.read_drain(drain_text(), "http://e").adapters == frozenset()
+    assert answers.read_drain(metrics(), "http://e").adapters == frozenset()
 
 
 def test_of_several_engines_the_counts_are_added_and_the_adapters_not_known():
     """R7: they overwrite each other's sample."""
-    evidence = answers.read_drain(drain_text(lora_sample("", "", 3.0), engines=2, waiting=1.0, running=2.0), "http://e")
+    evidence = answers.read_drain(metrics(sample(), engines=2, waiting=1.0, running=2.0), "http://e")
     assert (evidence.waiting, evidence.running, evidence.adapters) == (2, 4, None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "process_start_time_seconds 1.5",
-        drain_text().replace("vllm:num_requests_waiting{", "other{"),
-        drain_text().replace("vllm:num_requests_running{", "other{"),
-        drain_text().replace("# TYPE vllm:lora_requests_info gauge", ""),
-    ],
-)
-def test_an_engine_that_does_not_say_gives_no_evidence(text):
+@pytest.mark.parametrize("missing", ["vllm:num_requests_waiting{", "vllm:num_requests_running{", "# TYPE vllm:lora"])
+def test_an_engine_that_does_not_say_gives_no_evidence(missing):
     """R7: what is not known keeps everything."""
-    with pytest.raises(EngineUnreachable, match="statistics"):
-        answers.read_drain(text, "http://e")
+    for text in (metrics().replace(missing, "other{"), "process_start_time_seconds 1.5"):
+        with pytest.raises(EngineUnreachable, match="statistics"):
+            answers.read_drain(text, "http://e")
 
 
 BASE_CARD = {"id": "tiny", "parent": None, "root": "/models/tiny"}
@@ -272,7 +251,7 @@ def test_one_card_that_is_not_understood_makes_the_whole_listing_worthless(odd):
     [("# EOF\n", "rust_frontend", "VLLM_USE_RUST_FRONTEND"), ("", "several_api_servers", "--api-server-count 1")],
 )
 def test_metrics_of_no_process_tell_whose_they_are(end, reason, remedy):
-    text = METRICS.format(running=0, waiting=0).replace("process_start_time_seconds", "other") + end
+    text = metrics().replace("process_start_time_seconds", "other") + end
     with pytest.raises(EngineUnusable, match=remedy) as told:
         answers.read_metrics(text, "http://e")
     assert told.value.reason == reason

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -92,12 +93,10 @@ async def init(
     return endpoints, served
 
 
-async def test_every_process_registers_one_resolver_that_finds_nothing(registry):
-    """In the core and the workers nobody gives it adapters."""
+async def prepared(registry: Registry, **more: Any) -> tuple[Endpoints, SimpleNamespace]:
+    """See `init`, in a process of vLLM's that was prepared."""
     prepare_process()
-    prepare_process()
-    assert isinstance(registry.resolvers["loraplane"], SidecarResolver)
-    assert await registry.resolvers["loraplane"].resolve_lora("/base", "x") is None
+    return await init(registry, **more)
 
 
 @pytest.mark.parametrize("missing", ["LORAPLANE_PLUGIN", "LORAPLANE_RESOLVER"])
@@ -111,8 +110,11 @@ async def test_without_either_variable_there_is_no_resolver_and_no_complaint(reg
 
 
 async def test_the_api_server_resolves_once_it_is_there(registry):
+    """In the core and the workers nobody gives the one resolver adapters."""
     prepare_process()
-    endpoints, served = await init(registry)
+    assert isinstance(registry.resolvers["loraplane"], SidecarResolver)
+    assert await registry.resolvers["loraplane"].resolve_lora("/base", "x") is None
+    endpoints, served = await prepared(registry)
     adapters = endpoints._plugin.adapters
     assert registry.resolvers["loraplane"].adapters is adapters
     assert "resolve" in adapters.abilities
@@ -122,8 +124,7 @@ async def test_the_api_server_resolves_once_it_is_there(registry):
 
 async def test_beside_other_api_servers_it_finds_nothing(registry, caplog):
     """Each of them would know other adapters."""
-    prepare_process()
-    endpoints, served = await init(registry, processes=2)
+    endpoints, served = await prepared(registry, processes=2)
     assert endpoints._plugin.adapters is None
     assert await registry.resolvers["loraplane"].resolve_lora("/base", "x") is None
     assert type(served.lora_requests) is dict
@@ -180,8 +181,7 @@ async def test_the_list_of_models_is_ours_before_the_servers(registry, monkeypat
     """Its own stays behind: a plugin that declines has none."""
     monkeypatch.setenv("LORAPLANE_HIDE_SECONDS", told)
     app = application(["vLLM's own"])
-    prepare_process()
-    endpoints, _ = await init(registry, app=app)
+    endpoints, _ = await prepared(registry, app=app)
     assert [getattr(route, "path", route) for route in app.router.routes[:2]] == ["/v1/models", "vLLM's own"]
     assert endpoints._plugin.adapters.listing.hide_seconds == seconds
     assert caplog.text.count("LORAPLANE_HIDE_SECONDS") == complaints
@@ -189,8 +189,7 @@ async def test_the_list_of_models_is_ours_before_the_servers(registry, monkeypat
 
 async def test_a_server_that_lists_otherwise_keeps_its_list(registry, caplog):
     app = application([])
-    prepare_process()
-    endpoints, _ = await init(registry, app=app, kind=SimpleNamespace)
+    endpoints, _ = await prepared(registry, app=app, kind=SimpleNamespace)
     assert "lists its models otherwise" in caplog.text
     assert "/v1/models" not in [route.path for route in app.router.routes]
     assert endpoints._plugin.adapters.listing.hide_seconds == 0
@@ -234,8 +233,7 @@ async def test_on_cpus_nothing_is_proven_unless_the_operator_says_so(registry, m
     monkeypatch.setattr(sys.modules["vllm.platforms"].current_platform, "is_cpu", lambda: True)
     monkeypatch.setenv("LORAPLANE_PROVE_ON_CPU", variable)
     monkeypatch.setattr(Engine, "generate", lambda self: None, raising=False)
-    prepare_process()
-    endpoints, _ = await init(registry)
+    endpoints, _ = await prepared(registry)
     assert ("proof" in endpoints._plugin.adapters.abilities) is proves
 
 
@@ -257,8 +255,7 @@ def metrics(monkeypatch) -> CollectorRegistry:
 
 async def gauges_of(found: CollectorRegistry, registry: Registry, engines: int = 1) -> dict[str, float]:
     """What a scrape tells of counts, once there was a look."""
-    prepare_process()
-    endpoints, _ = await init(registry, engines=engines)
+    endpoints, _ = await prepared(registry, engines=engines)
     if (task := endpoints._looking) is not None:
         await asyncio.sleep(0.01)
         task.cancel()
