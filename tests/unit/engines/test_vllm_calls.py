@@ -17,7 +17,6 @@ from sidecar.engines.observed import (
     Done,
     EngineGone,
     NotThere,
-    Outcome,
     PathMissing,
     Refused,
     Transient,
@@ -230,11 +229,6 @@ async def test_where_it_cannot_be_seen_whether_it_is_safe_nothing_is_sent(path, 
     assert (5.0 <= took < 5.2 and "cannot be told" in str(found)) if answer is None else took < 1.0
 
 
-async def _unload_and_load(driver: VllmEngine) -> Outcome:
-    assert await driver.unload("x", request_id="r") == Done()
-    return await driver.load("x", "/new", request_id="r")
-
-
 @pytest.mark.parametrize("gone_by", ["driver", "others"])
 @virtual
 async def test_a_name_that_was_there_is_loaded_as_carefully_as_it_is_swapped(gone_by):
@@ -244,7 +238,8 @@ async def test_a_name_that_was_there_is_loaded_as_carefully_as_it_is_swapped(gon
     assert await driver.load("z", "/z", request_id="r") == Done(), "there never was one"
     engine.cards.pop("y")
     if gone_by == "driver":
-        found = await _unload_and_load(driver)
+        assert await driver.unload("x", request_id="r") == Done()
+        found = await driver.load("x", "/new", request_id="r")
     else:
         loading = asyncio.create_task(driver.load("x", "/new", request_id="r"))
         await asyncio.sleep(1.0)

@@ -79,18 +79,15 @@ async def test_a_name_that_is_not_on_its_way_out_is_there(files):
 
 @virtual
 async def test_while_it_drains_strangers_see_nothing_and_the_sidecar_everything(files):
+    """Without our plugin there is nothing to hide."""
     driver, way = await loaded(SimulatedVllm(WITH_PLUGIN), files[0])
     assert isinstance(driver, HidesNames)
     assert await driver.hide(30.0) == Done()
     assert (dict((await driver.observe()).adapters), await listed(way)) == ({"x": files[0]}, [])
     assert await driver.hide(0.0) == Done()
     assert await listed(way) == ["x"]
-
-
-@virtual
-async def test_without_our_plugin_there_is_nothing_to_hide(files):
-    driver, way = driver_of(SimulatedVllm())
-    assert isinstance(await driver.hide(30.0), Transient)
-    await driver.observe()
-    assert await driver.hide(30.0) == Done()
+    plain, way = driver_of(SimulatedVllm())
+    assert isinstance(await plain.hide(30.0), Transient)
+    await plain.observe()
+    assert await plain.hide(30.0) == Done()
     assert "/v1/loraplane/hide" not in [path for _, path, _ in way.asked]

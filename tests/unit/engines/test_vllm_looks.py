@@ -152,11 +152,7 @@ async def test_a_restart_within_a_look_is_noticed(options, asked):
     """R9 status-truth: a listing belongs to one process, and so does what it is asked once."""
     engine = SimulatedVllm(options)
     driver, way = driver_of(engine)
-
-    def restart() -> None:
-        engine.started_at += 1
-
-    way.before[asked] = restart
+    way.before[asked] = lambda: setattr(engine, "started_at", engine.started_at + 1)
     with pytest.raises(EngineUnreachable, match="restarted"):
         await driver.observe()
     way.before.clear()

@@ -236,11 +236,7 @@ async def test_with_the_plugin_every_path_that_may_be_read_is_told(tmp_path):
     for _ in range(3):
         with pytest.raises(Exception, match=STATE):
             await driver.drain_evidence()
-
-    def restart() -> None:
-        engine.started_at += 1
-
-    way.before[STATE] = restart
+    way.before[STATE] = lambda: setattr(engine, "started_at", engine.started_at + 1)
     with pytest.raises(EngineUnreachable, match="restarted"):
         await driver.drain_evidence()
 
