@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -137,10 +137,7 @@ async def test_looks_and_loads_change_it_one_after_another(tmp_path, monkeypatch
         return await real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(asyncio, "to_thread", slow)
-
-    async def load() -> Outcome:
-        return Refused("?")
-
+    load = AsyncMock(return_value=Refused("?"))
     names = [f"n{number}" for number in range(5)]
     await ledger.seen("p1", {"gone": "/g"})
     await asyncio.gather(

@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -42,26 +42,17 @@ async def answer_of(transport: Transport) -> Reply | NotSent:
 )
 async def test_without_a_port_it_is_that_of_the_scheme(monkeypatch, url, port):
     """As for any other client; an identity is looked for at the same one."""
-    called: list[tuple[object, ...]] = []
-
-    async def refused(*address: object, **_: object) -> None:
-        called.append(address)
-        raise ConnectionRefusedError
-
+    refused = AsyncMock(side_effect=ConnectionRefusedError)
     monkeypatch.setattr(asyncio, "open_connection", refused)
     assert isinstance(await answer_of(Transport(url)), NotSent)
-    assert called == [("engine", port)]
+    assert [call.args for call in refused.await_args_list] == [("engine", port)]
 
 
 @virtual
 async def test_a_connection_is_waited_for_two_seconds(monkeypatch):
     """R18: an engine whose host does not answer is told as one that nobody reaches, soon enough."""
-
-    async def silent(*_: object, **__: object) -> None:
-        await asyncio.Event().wait()
-
     monkeypatch.setattr("sidecar.engines.transport.CONNECT_SECONDS", CONNECT_SECONDS)
-    monkeypatch.setattr(asyncio, "open_connection", silent)
+    monkeypatch.setattr(asyncio, "open_connection", lambda *_, **__: asyncio.Event().wait())
     assert await answer_of(Transport("http://engine")) == NotSent("no connection to engine: no answer")
     assert asyncio.get_running_loop().time() == pytest.approx(2.0)
 
@@ -262,11 +253,7 @@ class Line:
 def connected(monkeypatch) -> tuple[asyncio.StreamReader, list[object]]:
     """A connection in memory: what comes through it, and what was done with it."""
     reader, did = asyncio.StreamReader(), list[object]()
-
-    async def connect(*_: object, **__: object) -> tuple[asyncio.StreamReader, Line]:
-        return reader, Line(did)
-
-    monkeypatch.setattr(asyncio, "open_connection", connect)
+    monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(reader, Line(did))))
     return reader, did
 
 

@@ -6,6 +6,7 @@ import html
 import re
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -105,9 +106,7 @@ async def test_without_access_control_anybody_gets_the_table(served):
 
 @served
 async def test_what_cannot_be_shown_is_told_in_the_form_that_was_asked_for(served, monkeypatch):
-    async def fails(*_: object) -> None:
-        raise Unavailable(Reason.ETCD_UNAVAILABLE, "etcd does <not> answer")
-
+    fails = AsyncMock(side_effect=Unavailable(Reason.ETCD_UNAVAILABLE, "etcd does <not> answer"))
     monkeypatch.setattr("registry.store.reader.Reader.pools", fails)
     for headers, told in ((HTML, "etcd does &lt;not&gt; answer"), ({"accept": "*/*"}, "etcd does <not> answer")):
         reply = await served.page("/", **headers)

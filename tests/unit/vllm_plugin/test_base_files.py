@@ -6,7 +6,8 @@ import asyncio
 import json
 import sys
 import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -135,15 +136,9 @@ def test_a_model_that_is_no_folder_is_looked_for_in_the_hubs_cache(monkeypatch, 
     config = SimpleNamespace(model_config=SimpleNamespace(model="org/name", revision="r"), load_config=None)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "problem" in vllm_internals._read_base(config)
-    hub, asked = ModuleType("huggingface_hub"), []
-
-    def found(name: str, **how: object) -> str:
-        asked.append((name, how))
-        return str(model)
-
-    hub.snapshot_download = found  # type: ignore[attr-defined]
+    hub = Mock(snapshot_download=Mock(return_value=str(model)))
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     assert vllm_internals._read_base(config) == base_files(model)
-    assert asked == [("org/name", {"revision": "r", "cache_dir": None, "local_files_only": True})]
+    hub.snapshot_download.assert_called_once_with("org/name", revision="r", cache_dir=None, local_files_only=True)
     config.model_config.model = str(model)
     assert vllm_internals._read_base(config) == base_files(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -154,10 +155,7 @@ async def test_the_engine_is_asked_once_and_all_workers_count():
 
 @pytest.mark.parametrize(("error", "kind"), [(TimeoutError(), DeadlinePassed), (AttributeError("x"), EngineRefused)])
 async def test_an_engine_that_cannot_say_it_is_said_to(error, kind):
-    async def ask():
-        raise error
-
-    server = PlayedServer(ask_workers=ask)
+    server = PlayedServer(ask_workers=AsyncMock(side_effect=error))
     with pytest.raises(kind):
         await Adapters(server).coverage()
 

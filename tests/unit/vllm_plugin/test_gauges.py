@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -17,27 +19,21 @@ from tests.simulation.loop import virtual
 from tests.unit.vllm_plugin.played import Clock, PlayedServer
 
 
-class Workers:
-    """Workers that are asked for their memory. `told`: what each says; `fails`: instead of an answer."""
-
-    def __init__(self, *told: dict[str, list[int]]) -> None:
-        self.told = list(told)
-        self.fails: Exception | None = None
-
-    async def __call__(self) -> list[dict[str, list[int]]]:
-        if self.fails is not None:
-            raise self.fails
-        return self.told
-
-
 def told(gpu: list[int], cpu: list[int], pinned: list[int]) -> dict[str, list[int]]:
     return {"gpu": gpu, "cpu": cpu, "pinned": pinned}
+
+
+def workers(*told: dict[str, list[int]]) -> AsyncMock:
+    """Workers that are asked for their memory, and what each says."""
+    return AsyncMock(return_value=list(told))
 
 
 class Scraped:
     """The gauges of one server in a registry of its own."""
 
-    def __init__(self, server: PlayedServer, workers: Workers, theirs: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, server: PlayedServer, workers: Callable[[], Awaitable[Any]], theirs: frozenset[str] = frozenset()
+    ) -> None:
         self.listing, self.clock = PublicListing(server), Clock()
         self.registry = CollectorRegistry()
         self.gauges = ResidencyGauges(
@@ -64,7 +60,7 @@ def server() -> PlayedServer:
 
 async def test_each_name_is_told_with_the_place_of_its_weights(server):
     """One whose weights are in no memory, or not in that of all workers, is not told; weights without a name count."""
-    scraped = Scraped(server, Workers(told([1, 9], [1, 2, 3, 9], [2])))
+    scraped = Scraped(server, workers(told([1, 9], [1, 2, 3, 9], [2])))
     await scraped.gauges.look()
     assert scraped.lines() == [
         'vllm:lora_adapter_loaded{adapter_name="a",level="gpu",model_name="base",pinned="false"} 1.0',
@@ -73,7 +69,7 @@ async def test_each_name_is_told_with_the_place_of_its_weights(server):
         'vllm:num_gpu_loaded_lora_adapters{model_name="base"} 2.0',
         'vllm:max_gpu_lora_adapters{model_name="base"} 2.0',
     ]
-    scraped = Scraped(server, Workers(told([1, 2], [1, 2, 3], [1, 2]), told([2], [2, 3], [])))
+    scraped = Scraped(server, workers(told([1, 2], [1, 2, 3], [1, 2]), told([2], [2, 3], [])))
     await scraped.gauges.look()
     assert scraped.lines()[:3] == [
         'vllm:lora_adapter_loaded{adapter_name="b",level="gpu",model_name="base",pinned="false"} 1.0',
@@ -84,7 +80,7 @@ async def test_each_name_is_told_with_the_place_of_its_weights(server):
 
 async def test_a_name_goes_with_its_weights_before_the_next_look(server):
     """One that is on its way out, one that is unloaded, and one that got other weights."""
-    scraped = Scraped(server, Workers(told([1, 2], [1, 2, 3, 4], [])))
+    scraped = Scraped(server, workers(told([1, 2], [1, 2, 3, 4], [])))
     await scraped.gauges.look()
     assert scraped.names() == {"a", "b", "c", "gone"}
     scraped.listing.leave(server.registered.get("a"))
@@ -95,7 +91,7 @@ async def test_a_name_goes_with_its_weights_before_the_next_look(server):
 
 async def test_a_scrape_is_no_use_of_an_adapter(server):
     """R7 files-pinned: what refers to an adapter keeps its files; and what is looked at was not asked for."""
-    scraped = Scraped(server, Workers(told([1], [1], [])))
+    scraped = Scraped(server, workers(told([1], [1], [])))
     before = sys.getrefcount(server.registered.get("a"))
     await scraped.gauges.look()
     scraped.lines()
@@ -106,11 +102,11 @@ async def test_a_scrape_is_no_use_of_an_adapter(server):
 
 async def test_what_was_said_too_long_ago_is_not_told(server, caplog):
     """Also nothing before the first answer. It is logged once for each silence."""
-    workers = Workers(told([1], [1], []))
-    scraped = Scraped(server, workers)
+    ask = workers(told([1], [1], []))
+    scraped = Scraped(server, ask)
     assert scraped.lines() == []
     await scraped.gauges.look()
-    workers.fails = RuntimeError("no such method")
+    ask.side_effect = RuntimeError("no such method")
     scraped.clock.at += MAX_AGE_SECONDS
     for _ in range(2):
         await scraped.gauges.look()
@@ -118,7 +114,7 @@ async def test_what_was_said_too_long_ago_is_not_told(server, caplog):
     assert caplog.text.count("no such method") == 1
     scraped.clock.at += 0.01
     assert scraped.lines() == []
-    workers.fails = None
+    ask.side_effect = None
     await scraped.gauges.look()
     assert scraped.names() == {"a"}
 
@@ -133,7 +129,7 @@ async def test_an_engine_that_does_not_answer_is_asked_again(server):
             await asyncio.Event().wait()
         return [told([1], [1], [])]
 
-    scraped = Scraped(server, ask)  # type: ignore[arg-type]
+    scraped = Scraped(server, ask)
     looking = asyncio.create_task(scraped.gauges.run())
     await asyncio.sleep(CALL_SECONDS + 2.5)
     looking.cancel()
@@ -143,10 +139,10 @@ async def test_an_engine_that_does_not_answer_is_asked_again(server):
 
 async def test_without_workers_or_slots_nothing_is_made_up(server):
     server.limits = {"max_loras": None}
-    scraped = Scraped(server, Workers())
+    scraped = Scraped(server, workers())
     await scraped.gauges.look()
     assert scraped.lines() == []
-    scraped = Scraped(server, Workers(told([], [1], [])))
+    scraped = Scraped(server, workers(told([], [1], [])))
     await scraped.gauges.look()
     assert [line.split("{")[0] for line in scraped.lines()] == [LOADED, ON_GPU]
 
@@ -154,7 +150,7 @@ async def test_without_workers_or_slots_nothing_is_made_up(server):
 @pytest.mark.parametrize("theirs", sorted(NAMES))
 async def test_a_metric_that_the_engine_has_is_left_to_it(server, theirs):
     """And one that the engine registers later is not refused for ours."""
-    scraped = Scraped(server, Workers(told([1], [1], [])), frozenset({theirs}))
+    scraped = Scraped(server, workers(told([1], [1], [])), frozenset({theirs}))
     Gauge(theirs, "vLLM's own", registry=scraped.registry).set(7)
     await scraped.gauges.look()
     lines = scraped.lines()

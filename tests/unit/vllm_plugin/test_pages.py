@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -144,11 +145,7 @@ async def test_a_swap_and_an_unload_say_what_they_did(ask, server, files):
 )
 async def test_each_error_has_its_status_and_its_reason(ask, monkeypatch, kind, status, reason):
     """What a sidecar makes of an answer rests on these; they stay from release to release."""
-
-    async def fail(*_: object) -> None:
-        raise kind("m" * 3000, field="f")
-
-    monkeypatch.setattr(Adapters, "unload", fail)
+    monkeypatch.setattr(Adapters, "unload", AsyncMock(side_effect=kind("m" * 3000, field="f")))
     error = {"message": "m" * 2000, "type": reason, "param": "f", "code": status}
     assert await ask("POST", "unload", {"lora_name": "x"}) == (status, {"error": error})
 

@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -27,7 +28,6 @@ from sidecar.vllm_plugin.protocol import (
     expected_key,
     write_expected,
 )
-from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, FilesMissing
 from tests.simulation.loop import virtual
 from tests.support.waiting import eventually
@@ -204,25 +204,15 @@ async def test_a_full_engine_is_asked_later(tmp_path, monkeypatch):
     assert len(server.calls) == 6
 
 
-class Telling(ResolverClient):
-    """A sidecar that tells of one directory, and whether to prove it."""
-
-    def __init__(self, told: Resolved) -> None:
-        super().__init__("/played")
-        self._told = told
-
-    async def find(self, name: str, base_model: str) -> Resolved | None:
-        assert (name, base_model) == ("x", "/base")
-        return self._told
-
-
 @pytest.mark.parametrize(("prove", "expect"), [(True, ""), (True, "WANTED"), (False, "")])
 async def test_a_lazy_adapter_is_proven_after_its_first_request(tmp_path, prove, expect):
     """R22 applied-whole, R19: the request does not wait; the pool decides whether it is proven at all."""
     path, expect = adapter(tmp_path / "a"), WANTED if expect else ""
     server = answering(OTHERWISE) if expect else server_of(BASE)
-    adapters = Adapters(server, Telling(Resolved(path, prove=prove, expect=expect)))
+    sidecar = Mock(find=AsyncMock(return_value=Resolved(path, prove=prove, expect=expect)))
+    adapters = Adapters(server, sidecar)
     found = await adapters.resolve("x", "/base")
+    sidecar.find.assert_awaited_once_with("x", "/base")
     assert found is not None
     adapters.prover.look_later()
     assert server.calls == [], "vLLM has not loaded it yet"

@@ -98,11 +98,7 @@ async def test_no_sidecar_and_a_silent_one_are_no_error(sidecar, caplog):
 @virtual
 async def test_a_sidecar_has_half_a_minute_to_answer(monkeypatch, caplog):
     """R16: it may have to fetch what it is asked for; a request of a client waits meanwhile."""
-
-    async def silent(*_: object, **__: object) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(asyncio, "open_unix_connection", silent)
+    monkeypatch.setattr(asyncio, "open_unix_connection", lambda *_, **__: asyncio.Event().wait())
     assert await ResolverClient("/socket").find("x", "/base") is None
     assert "deadline: /socket: no answer within 30 s" in caplog.text
     assert asyncio.get_running_loop().time() == pytest.approx(30.0)
