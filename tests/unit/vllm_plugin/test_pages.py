@@ -114,6 +114,9 @@ async def test_the_state_and_what_is_applied_are_the_engines(ask, server):
     server.ask_workers = all_workers
     status, told = await ask("GET", "coverage")
     assert (status, told["schema"], told["architecture"], told["applied"]) == (200, 1, "A", ["l.0.q"])
+    server.read_base = lambda: {"path": "/m"}
+    about = {"schema": 1, "incarnation": ask.plugin.incarnation}
+    assert await ask("GET", "base") in ((200, about | {"path": "/m"}), (200, about | {"reading": True}))
 
 
 async def test_a_swap_and_an_unload_say_what_they_did(ask, server, files):
