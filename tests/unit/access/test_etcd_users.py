@@ -129,12 +129,7 @@ def test_before_etcd_asks_for_users_somebody_is_root():
 
 def test_users_of_replicas_that_are_gone_are_removed_with_their_roles():
     """A4 own-keys: of this prefix alone, and nobody who is not a replica. A role that outlived its user goes, too."""
-    r2, r3, other, odd = (
-        replica_user("q", "r2"),
-        replica_user("q", "r3"),
-        replica_user("q", "r4"),
-        replica_user("q", "r5"),
-    )
+    r2, r3, other, odd = (replica_user("q", name) for name in ("r2", "r3", "r4", "r5"))
     there = wanted(KEYS, [("q", name) for name in ("r1", "r2", "r3")])
     elsewhere = wanted(Keys("/other"), [("q", "r4")])
     users = {**there.users, other: frozenset({other}), odd: frozenset(), "root": frozenset({"root"})}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -12,7 +10,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.records import Placement
 from registry.model.status import Failed, Found, Kept, Lazy, Pending
 from registry.residency import derive
-from registry.residency.derive import DerivedResidency, counted, models_by_model, residency
+from registry.residency.derive import DerivedResidency, counted, residency
 from registry.residency.shares import WantedGeneration
 from registry.residency.view import AdapterView, PoolView, is_held_back, is_understood, not_understood
 from tests.support.records import KEYS, POOL, kv
@@ -52,7 +50,7 @@ def test_adapters_that_stand_alike_are_derived_once(world, monkeypatch):
     """5,000 adapters on 50 replicas are a quarter of a million verdicts, nearly all of them the same."""
     world.alive("r1", "r2")
     for number in range(20):
-        world.put(f"a{number}")
+        world.put(f"A{number}", number + 1)
     world.put("lazy", load="lazy")
     world.put("loose", pinned=False)
     for name in ("r1", "r2"):
@@ -76,7 +74,9 @@ def derived_for_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> list[st
     with monkeypatch.context() as during:
         during.setattr(derive, "residency_of", noted)
         found = dict(counted(fresh, sorted(fresh.records)))
-    assert all(one is not None and one.name == key for key, one in found.items())
+    for key, one in found.items():
+        adapter = fresh.adapter(key)
+        assert (one and (one.name, one.generation)) == (adapter and (adapter.name, adapter.generation))
     return derived
 
 
@@ -289,9 +289,3 @@ def test_who_stands_behind_etcd_has_to_be_understood_by_what_was(world):
     world.says("r4", two, **among(members("r1", "r9")))
     world.look()
     assert not_understood(world.view) == 1, "that of the status itself"
-
-
-def test_models_of_one_adapter_by_those_of_one_that_stands_alike():
-    """R24 always-placed: engines call adapters by their names, or by name and generation."""
-    like, other = (SimpleNamespace(name=name, generation=number) for name, number in (("a", 1), ("b", 7)))
-    assert models_by_model(cast("Any", like), cast("Any", other)) == {"a": "b", "a@1": "b@7"}

@@ -18,7 +18,7 @@ from registry.residency.derive import (
 )
 from registry.residency.shares import WantedGeneration
 from tests.support.records import record
-from tests.support.residency_world import FAILED, PENDING, SERVING, UNKNOWN, World, among, engine_status, members
+from tests.support.residency_world import FAILED, PENDING, SERVING, UNKNOWN, among, engine_status, members
 
 HERE = members("r1", "r2")
 NOW: dict[str, Any] = among(HERE)
@@ -220,16 +220,3 @@ def test_one_that_is_to_hand_it_over_plays_its_role_no_more(world):
     world.look()
     assert {one.replica: one.reason for one in world.where("a").replicas} == {"r1": "", "r2": "leaving"}
     assert "no replica of the role decode" in world.where("a").note
-
-
-def test_adapters_that_stand_alike_are_told_by_their_own_names(world: World):
-    world.alive("r1")
-    for generation, name in enumerate(("A", "b", "C"), start=1):
-        world.put(name, generation)
-    world.says("r1")
-    world.look()
-    found = [one for _, one in counted(world.view, ["a", "b", "nothing", "c"]) if one]
-    assert [(one.name, one.generation, dict(one.counts)) for one in found] == [
-        (name, generation, {ReplicaStanding(SERVING, ""): 1})
-        for generation, name in enumerate(("A", "b", "C"), start=1)
-    ]
