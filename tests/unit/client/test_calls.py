@@ -312,15 +312,17 @@ async def test_what_is_not_given_has_its_default(registry, admin, address):
 EXPECT = {"answers": [{"prompt": [1, 2], "tokens": [3], "logprobs": [-0.5]}], "tolerance": 0.1}
 
 
-def test_a_label_that_is_no_text_is_named_with_its_type(registry, admin):
-    cases = {
-        "labels.step": ({"team": "bi", "step": 1}, "the label 'step' is of type int; labels are text: write '1'"),
-        "labels": ({1: "a"}, "the name of the label 1 is of type int; labels have names of text"),
-    }
-    for field, (labels, told) in cases.items():
-        with pytest.raises(InvalidArgument) as refused:
-            registry.publish("s3://b/a", "a", "p", labels=labels)
-        assert (refused.value.field, refused.value.message) == (field, told)
+@pytest.mark.parametrize(
+    ("labels", "field", "told"),
+    [
+        ({"team": "bi", "step": 1}, "labels.step", "the label 'step' is of type int; labels are text: write '1'"),
+        ({1: "a"}, "labels", "the name of the label 1 is of type int; labels have names of text"),
+    ],
+)
+def test_a_label_that_is_no_text_is_named_with_its_type(registry, admin, labels, field, told):
+    with pytest.raises(InvalidArgument) as refused:
+        registry.publish("s3://b/a", "a", "p", labels=labels)
+    assert (refused.value.field, refused.value.message) == (field, told)
     assert admin.asked("ApplyAdapters") == []
 
 
@@ -375,6 +377,8 @@ def test_what_is_given_is_sent(registry, admin):
         *(({"prepare": one}, "prepare") for one in ({"remap": 1}, {"vison": "drop"})),
         *(({"expect": {"answers": one}}, "expect") for one in ([{"tokens": [-1.5]}], 3, [{"prompt": ["a"]}])),
         ({"expect": {"answer": []}}, "expect"),
+        ({"keep": "many"}, "keep"),
+        *(({"ttl": one}, "ttl") for one in ("soon", "", True, float("nan"), float("inf"), [1], 1e30)),
     ],
 )
 def test_what_no_message_takes_is_refused_by_name(registry, admin, given, field):
