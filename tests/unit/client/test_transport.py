@@ -366,10 +366,10 @@ def on_virtual_time(monkeypatch, admin, address) -> Callable[..., float]:
     monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=loop.time))
     admin.answers = {method: [[Hold()] if method.startswith("Watch") else Hold()] for method in admin.answers}
 
-    def play(scene: Callable[[AsyncRegistry], Any]) -> float:
+    def play(scene: Callable[[AsyncRegistry], Any], **connection: float) -> float:
         async def work() -> float:
             begun = loop.time()
-            async with AsyncRegistry(address) as registry:
+            async with AsyncRegistry(address, **connection) as registry:
                 with pytest.raises(Unavailable):
                     await scene(registry)
             return loop.time() - begun
@@ -388,16 +388,24 @@ SCENES = {
     "withdraw": lambda registry, **given: registry.withdraw("a", "p", **given),
     "publish": lambda registry, **given: registry.publish(*ARGUMENTS, **given),
     "rollback": lambda registry, **given: registry.rollback("a", "p", **given),
+    "retry": lambda registry, **given: registry.retry("a", "p", **given),
     "wait": lambda registry, **given: registry.wait(PUBLISHED, **given),
 }
 
 
-@pytest.mark.parametrize("given", [{}, {"timeout_seconds": 7.0}])
+@pytest.mark.parametrize(
+    ("connection", "given", "seconds"),
+    [({}, {}, 30.0), ({"timeout_seconds": 3.0}, {}, 3.0), ({"timeout_seconds": 3.0}, {"timeout_seconds": 7.0}, 7.0)],
+)
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_call_has_half_a_minute_unless_somebody_says_otherwise(admin, on_virtual_time, scene, given):
+def test_a_call_has_half_a_minute_unless_somebody_says_otherwise(
+    admin, on_virtual_time, scene, connection, given, seconds
+):
     """R16 bounded: repetitions included; a change has no more, however long replicas are waited for: five minutes."""
-    seconds = given.get("timeout_seconds", 300.0 if scene == "wait" else 30.0)
-    assert on_virtual_time(lambda registry: SCENES[scene](registry, **given)) == pytest.approx(seconds, abs=0.06)
+    if scene == "wait" and not given:
+        seconds = 300.0
+    taken = on_virtual_time(lambda registry: SCENES[scene](registry, **given), **connection)
+    assert taken == pytest.approx(seconds, abs=0.06)
     assert scene == "wait" or max(admin.channels[0].timeouts) <= 10.0
 
 
