@@ -169,15 +169,17 @@ async def test_a_call_is_answered_within_its_time_also_where_etcd_hangs(served, 
     assert took - 2.0 <= now() - begun <= took + 0.01
 
 
+async def never() -> AsyncIterator[bytes]:
+    """A request that does not come."""
+    await asyncio.Event().wait()
+    yield b""
+
+
 @pytest.mark.parametrize(("remaining", "took"), [(60.0, 1.0), (0.5, 0.45)])
 def test_a_request_that_does_not_come_is_waited_for_no_longer_than_a_second(remaining, took):
     """X3 given-back: then its place is another's. And it is counted, and logged once a minute."""
 
     async def scene(served: Served) -> None:
-        async def never() -> AsyncIterator[bytes]:
-            await asyncio.Event().wait()
-            yield b""
-
         async def nothing() -> AsyncIterator[bytes]:
             for raw in list[bytes]():
                 yield raw
@@ -274,11 +276,6 @@ async def test_a_repetition_that_finds_no_time_or_room_is_not_told_that_nothing_
     served, method, metadata, reason
 ):
     """W8 no-false-fail: the call that it repeats may have been carried out. A reading call has changed nothing."""
-
-    async def never() -> AsyncIterator[bytes]:
-        await asyncio.Event().wait()
-        yield b""
-
     with pytest.raises(Aborted) as refused:
         await served.handler(method).stream_unary(never(), Context(metadata=metadata))
     assert (refused.value.code, refused.value.info.reason) == (StatusCode.UNAVAILABLE, reason)

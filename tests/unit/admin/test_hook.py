@@ -27,6 +27,10 @@ def asked(method: str, **fields: object) -> Asked:
     return asked_of(METHODS[method], request, ANN)
 
 
+def refuses(_: Asked) -> None:
+    raise PermissionDenied(Reason.ETCD_PERMISSION, "not for you")
+
+
 def test_each_method_has_one_verb_and_one_resource():
     """What no row names nobody could be kept from, or given."""
     assert set(METHODS) == {one.name for one in DESCRIPTOR.methods}
@@ -40,9 +44,6 @@ def test_each_method_has_one_verb_and_one_resource():
 @served
 async def test_no_call_goes_past_the_hook(served, method):
     """It sees who asks for what, and is heard before anything is done: also before a dry run."""
-
-    def refuses(_: Asked) -> None:
-        raise PermissionDenied(Reason.ETCD_PERMISSION, "not for you")
 
     await served.make_pool()
     served.asked.clear()
@@ -64,9 +65,6 @@ UPDATE = pb.AdapterChange(update=pb.Adapter(name="c"))
 @served
 async def test_no_page_goes_past_the_hook(served, path):
     """It sees the same of a page as of a call, and what it refuses is told as such."""
-
-    def refuses(_: Asked) -> None:
-        raise PermissionDenied(Reason.ETCD_PERMISSION, "not for you")
 
     served.hook = refuses
     told = await served.page(f"{path}?pool=p&name=a")

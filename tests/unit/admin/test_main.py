@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -18,14 +19,18 @@ from registry.etcd3.options import TlsFiles
 from registry.runtime.http import CannotListen
 
 
+def settings(**values: Any) -> AdminSettings:
+    return AdminSettings(**{"etcd": "127.0.0.1:1", **values})
+
+
 def test_it_reads_its_settings_before_anything_else_and_is_supervised(monkeypatch):
     """R12: a mistake in a flag is told in plain words; all that follows is logged."""
     told: list[object] = []
-    settings = AdminSettings(etcd="127.0.0.1:1")  # type: ignore[arg-type]
+    made = settings()
 
     def read(model: type, **options: object) -> AdminSettings:
         told.append((model, options["program"], options["arguments"]))
-        return settings
+        return made
 
     monkeypatch.setattr(program.sys, "argv", ["loraplane-admin", "--etcd", "x"])
     monkeypatch.setattr(program, "read_settings", read)
@@ -38,7 +43,7 @@ def test_it_reads_its_settings_before_anything_else_and_is_supervised(monkeypatc
     (first, *between, (name, work, exits)) = told  # type: ignore[misc]
     assert first == (AdminSettings, "loraplane-admin", ["--etcd", "x"])
     assert set(between) == {"spared", "descriptors", "logs"}
-    assert (name, work) == ("loraplane-admin", ("serves", settings))
+    assert (name, work) == ("loraplane-admin", ("serves", made))
     assert exits == {CannotListen: 2, TlsFailed: 2, EtcdUnauthenticated: 2}
 
 
@@ -56,7 +61,7 @@ async def test_it_serves_until_a_signal(monkeypatch):
     monkeypatch.setattr(program, "running", running)
     monkeypatch.setattr(program, "on_stop_signal", stops.append)
     with structlog.testing.capture_logs() as logged:
-        serving = asyncio.create_task(program._serve(AdminSettings(etcd="127.0.0.1:1")))  # type: ignore[arg-type]
+        serving = asyncio.create_task(program._serve(settings()))
         for _ in range(5):
             await asyncio.sleep(0)
         assert (told, serving.done()) == (["serves"], False)
@@ -93,76 +98,64 @@ FILES = {"tls_cert": "c", "tls_key": "k"}
 )
 def test_what_is_open_to_anybody_is_named_and_refused(values, found):
     """X1: each with its remedy."""
-    values = {"etcd": "127.0.0.1:1", **values}
-    told = AdminSettings(**values, insecure=True).unprotected()
+    told = settings(**values, insecure=True).unprotected()
     assert len(told) == len(found)
     assert all(words in line for words, line in zip(found, told, strict=True))
     if found:
         with pytest.raises(ValidationError, match="or --insecure"):
-            AdminSettings(**values)
+            settings(**values)
 
 
 def test_the_admin_service_is_at_home_unless_somebody_says_otherwise():
     """X1: nobody else reaches an API that everybody may use."""
-    settings = AdminSettings(etcd="127.0.0.1:1")  # type: ignore[arg-type]
-    assert (str(settings.listen), str(settings.http), settings.max_txn_ops) == ("127.0.0.1:7600", "127.0.0.1:7601", 128)
+    usual = settings()
+    assert (str(usual.listen), str(usual.http), usual.max_txn_ops) == ("127.0.0.1:7600", "127.0.0.1:7601", 128)
 
 
 def test_the_names_of_its_pages_are_those_where_it_listens_and_those_that_are_said():
-    values = {"listen": "api.lab.example:1", "http": "pages.lab.example:2", "http_names": "lora.example.com,b"}
-    settings = AdminSettings(etcd="127.0.0.1:1", insecure=True, **values)  # type: ignore[arg-type]
-    assert settings.own_names() == ("api.lab.example", "pages.lab.example", "lora.example.com", "b")
-
-
-@pytest.mark.parametrize(("number", "fits"), [(7, False), (8, True), (100_000, True), (100_001, False)])
-def test_a_transaction_has_room_for_a_change_and_an_end(number, fits):
-    """`--max-txn-ops` of etcd is 128 by itself; below 8 no change fits."""
-    if fits:
-        assert AdminSettings(etcd="127.0.0.1:1", max_txn_ops=number).max_txn_ops == number  # type: ignore[arg-type]
-        return
-    with pytest.raises(ValidationError):
-        AdminSettings(etcd="127.0.0.1:1", max_txn_ops=number)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("values", [{"tls_cert": "c"}, {"tls_key": "k"}, {"tls_ca": "a"}])
-def test_certificates_of_the_api_come_together(values):
-    with pytest.raises(ValidationError, match="--tls-"):
-        AdminSettings(etcd="127.0.0.1:1", **values)  # type: ignore[arg-type]
+    ports = {"listen": "api.lab.example:1", "http": "pages.lab.example:2"}
+    named = settings(**ports, http_names="lora.example.com,b", insecure=True)
+    assert named.own_names() == ("api.lab.example", "pages.lab.example", "lora.example.com", "b")
 
 
 @pytest.mark.parametrize(
-    ("field", "least", "usual"), [("request_retention", 3600, 86_400), ("audit_retention", 86_400, 30 * 86_400)]
+    ("field", "least", "most", "usual"),
+    [
+        ("max_txn_ops", 8, 100_000, 128),
+        ("request_retention", 3600, 315_360_000, 86_400),
+        ("audit_retention", 86_400, 315_360_000, 30 * 86_400),
+    ],
 )
-def test_records_of_changes_are_kept_for_a_time_that_is_not_too_short(field, least, usual):
-    """W3 idempotent: a request is repeated within minutes; W7."""
-    assert getattr(AdminSettings(etcd="127.0.0.1:1"), field) == usual  # type: ignore[arg-type]
-    assert getattr(AdminSettings(etcd="127.0.0.1:1", **{field: least}), field) == least  # type: ignore[arg-type]
-    for wrong in (least - 1, 315_360_001):
+def test_numbers_are_neither_too_small_nor_too_large(field, least, most, usual):
+    """W3 idempotent: a request is repeated within minutes; W7. Below 8 operations no change fits into a transaction."""
+    assert getattr(settings(), field) == usual
+    for number in (least, most):
+        assert getattr(settings(**{field: number}), field) == number
+    for wrong in (least - 1, most + 1):
         with pytest.raises(ValidationError, match=field):
-            AdminSettings(etcd="127.0.0.1:1", **{field: wrong})  # type: ignore[arg-type]
+            settings(**{field: wrong})
 
 
 @pytest.mark.parametrize(
     ("values", "told"),
     [
+        ({"tls_cert": "c"}, "--tls-"),
+        ({"tls_key": "k"}, "--tls-"),
+        ({"tls_ca": "a"}, "--tls-"),
         ({"token_listen": "127.0.0.1:1"}, "--token-listen needs --access"),
         ({"socket": "s"}, "--socket needs --access"),
         ({"access": "f", "token_listen": "0.0.0.0:1"}, "--token-listen needs --tls-cert and --tls-key"),
     ],
 )
 def test_ways_in_need_what_tells_who_comes_by_them(values, told):
-    """X1: a token that others could read is none. A1."""
+    """X1: a token that others could read is none. A1. Certificates of the API come together."""
     with pytest.raises(ValidationError, match=told):
-        AdminSettings(etcd="127.0.0.1:1", **values)  # type: ignore[arg-type]
-    whole = {**values, "access": "f", **FILES}
-    assert AdminSettings(etcd="127.0.0.1:1", **whole).access is not None  # type: ignore[arg-type]
+        settings(**values)
+    assert settings(**{**values, **FILES, "access": "f"}).access is not None
 
 
 def test_callers_with_tokens_show_no_certificate():
-    settings = AdminSettings(etcd="127.0.0.1:1", **FILES, tls_ca="a")  # type: ignore[arg-type]
-    plain = AdminSettings(etcd="127.0.0.1:1")  # type: ignore[arg-type]
-    assert (settings.tls(), settings.token_tls()) == (
-        TlsFiles(Path("a"), Path("c"), Path("k")),
-        TlsFiles(None, Path("c"), Path("k")),
-    )
+    secure, plain = settings(**FILES, tls_ca="a"), settings()
+    own = TlsFiles(None, Path("c"), Path("k"))
+    assert (secure.tls(), secure.token_tls()) == (TlsFiles(Path("a"), own.certificate, own.key), own)
     assert (plain.tls(), plain.token_tls()) == (None, None)
