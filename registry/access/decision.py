@@ -92,11 +92,6 @@ class Grant:
             for one in self.allowing(asked)
         )
 
-    def sees_all(self, action: Action, pool: str | None) -> bool:
-        """True if the adapters of all tenants are seen."""
-        every = self.allowing(AccessQuestion(*action, pool))
-        return any(one.tenants is None or "*" in one.tenants.words for one in every)
-
     def check_any(self, *asked: AccessQuestion) -> HeldRole:
         """The binding that allows one of several questions, of which one is enough.
 

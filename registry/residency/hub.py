@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -80,34 +80,28 @@ class Subscription:
         Raises:
             Unavailable: the subscription was ended.
         """
-        return await self._after(since)
-
-    async def follow(self) -> AsyncGenerator[ResidencyUpdate, None]:
-        """The whole first, then what changes, without end; raises as `look`."""
-        update = await self._after(0)
-        while True:
-            yield update
-            update = await self._after(update.version)
-
-    async def _after(self, seen: int) -> ResidencyUpdate:
-        while seen == self.version and not self._ended:
+        while since == self.version and not self._ended:
             await self._changed.wait()
         if self._ended:
             raise Unavailable(Reason.ADMIN_UNAVAILABLE, "the admin service is shutting down; ask again, or another one")
-        return self._updates.setdefault(seen, self._since(seen))
+        return self._updates.setdefault(since, self._since(since))
+
+    async def follow(self) -> AsyncGenerator[ResidencyUpdate, None]:
+        """The whole first, then what changes, without end; raises as `look`."""
+        update = await self.look()
+        while True:
+            yield update
+            update = await self.look(update.version)
 
     def _since(self, seen: int) -> ResidencyUpdate:
         is_snapshot = seen + 1 < self._steps[0][0] or not seen
-        keys = self.view.records if is_snapshot else _union(keys for at, keys in self._steps if at > seen)
+        steps = (keys for at, keys in self._steps if at > seen)
+        keys = self.view.records if is_snapshot else frozenset[str]().union(*steps)
         return ResidencyUpdate(self.version, self.view, tuple(sorted(keys)), is_snapshot)
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset().union(*sets)
 
 
 LINGER_SECONDS = 60.0

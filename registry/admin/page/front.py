@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.resources import files
@@ -24,10 +24,9 @@ from registry.admin.page.markup import PoolTables, fleet, refusal, sign_in
 from registry.admin.page.rows import absent_rows, adapter_rows, replica_row
 from registry.admin.page.stream import CallerSight, FleetParts
 from registry.admin.rpc.calls import CallContext
-from registry.admin.rpc.streams import in_time
+from registry.admin.rpc.streams import all_in_time
 from registry.model.errors import RegistryError
 from registry.model.names import name_of_key
-from registry.residency.hub import Subscription
 from registry.residency.view import PoolView
 from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.page_guard import MAX_BODY_BYTES, error_body
@@ -69,15 +68,10 @@ class FrontPage:
         names = (await reading.names())[:_MOST_TABLES]
         async with AsyncExitStack() as stack:
             looked = [await stack.enter_async_context(self._parts.hub.look(pool)) for pool in names]
-            await in_time(_all(looked))
+            await all_in_time(looked)
             views = [one.view for one in looked]
         tables = [await asyncio.to_thread(_tables, reading, view) for view in views]
         return HTMLResponse(await asyncio.to_thread(fleet, tables, rfc3339(self._clock.wall())))
-
-
-async def _all(looked: Sequence[Subscription]) -> None:
-    for one in looked:
-        await one.look()
 
 
 def _tables(reading: CallerSight, view: PoolView) -> PoolTables:

@@ -21,8 +21,8 @@ from registry.access.methods import PAGES
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.admin.health import Probe
 from registry.admin.page.cursor import PoolCursor, PoolSight, event
-from registry.admin.rpc.calls import CallContext
-from registry.admin.rpc.visible import seen_adapters
+from registry.admin.rpc.calls import CallContext, until_revoked
+from registry.admin.rpc.visible import seen_adapters, seen_names
 from registry.model.errors import Reason, RegistryError, ResourceExhausted, Unavailable
 from registry.residency.hub import ResidencyHub
 from registry.runtime.clock import Deadline
@@ -91,18 +91,8 @@ class CallerSight:
 
     async def names(self) -> Sequence[str]:
         """The names of pools that the caller sees, sorted. Raises RegistryError."""
-        found, token = list[str](), None
-        grant, action = self.call.grant, PAGES[self.call.method]
-
-        def is_seen(pool: str) -> bool:
-            return grant is None or grant.by(AccessQuestion(*action, pool)) is not None
-
-        while len(found) < MOST_POOLS:
-            page = await self.parts.reader.pools(MOST_POOLS, token, Deadline.of(_READ_SECONDS), is_seen)
-            found += [one.record.name for one in page.records]
-            if (token := page.token) is None:
-                break
-        return sorted(found)[:MOST_POOLS]
+        deadline = Deadline.of(_READ_SECONDS)
+        return await seen_names(self.parts.reader, self.call, deadline, PAGES[self.call.method], MOST_POOLS)
 
     def sight(self, pool: str) -> PoolSight:
         """Parts of a pool that the caller sees."""
@@ -110,7 +100,7 @@ class CallerSight:
         if grant is None:
             return PoolSight(everything, shows_replicas=True, is_whole=True)
         listed = grant.by(AccessQuestion(Verb.LIST, Resource.REPLICAS, pool)) is not None
-        is_whole = grant.sees_all((Verb.GET, Resource.ADAPTERS), pool)
+        is_whole = grant.covers(AccessQuestion(Verb.GET, Resource.ADAPTERS, pool))
         return PoolSight(seen_adapters(self.call, pool, action), shows_replicas=listed, is_whole=is_whole)
 
 
@@ -146,7 +136,7 @@ class _Following:
         self._reading = CallerSight(parts, call)
         self._cursors: dict[str, PoolCursor] = {}
         self._ready: bool | None = None
-        self.revoked = asyncio.ensure_future(_until_revoked(parts.access, call))
+        self.revoked = asyncio.ensure_future(until_revoked(parts.access, call))
 
     async def events(self) -> AsyncIterator[str]:
         """Events until the reader has to come again.
@@ -203,11 +193,3 @@ class _Following:
                 continue  # the next look at the pools begins anew
             async for one in cursor.news():
                 yield one
-
-
-async def _until_revoked(access: AccessControl | None, call: CallContext) -> None:
-    """Ends with an error as `AccessControl.until_revoked`; without access control never."""
-    if access is None or call.grant is None:
-        await asyncio.Event().wait()
-        return
-    await access.until_revoked(call.principal, call.grant, call.expires)

@@ -10,9 +10,10 @@ from registry.admin.rpc import encode
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.encode_changes import denied_entry, done_entry, first_id
 from registry.admin.rpc.interceptor import Stream, Unary
+from registry.admin.rpc.streams import not_negative
 from registry.admin.rpc.visible import AuditSight, seen_pools
 from registry.etcd3.ops import KeyValue
-from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
+from registry.model.errors import FailedPrecondition
 from registry.model.keys import Keys, last_part
 from registry.store.audits import AuditQuery, AuditReader
 from registry.store.pages import check_page_size, decode_token
@@ -52,9 +53,8 @@ class AuditHandlers:
     async def _watch(
         self, request: pb.WatchAuditRequest, call: CallContext
     ) -> AsyncGenerator[pb.WatchAuditResponse, None]:
-        if request.start_revision < 0:
-            raise InvalidArgument(Reason.INVALID_FIELD, "use 0 or a positive number", field="start_revision")
-        async with aclosing(self._reader.news(request.start_revision, call.deadline)) as news:
+        start = not_negative(request.start_revision, "start_revision")
+        async with aclosing(self._reader.news(start, call.deadline)) as news:
             async for one in news:
                 sieve = _Sieve(self._keys, request, call)
                 entries = [entry for kv in one.kvs if (entry := sieve.read(kv)) is not None]
@@ -78,7 +78,7 @@ class _Sieve:
         try:
             entry = denied_entry(kv) if is_denied else done_entry(kv, pool)
         except FailedPrecondition:
-            if self._sight.unreadable(pool):
+            if self._sight.whole(pool):
                 self.unreadable.append(last_part(kv.key))
             return None
         if self._asked.principal not in {"", entry.principal}:
@@ -95,7 +95,7 @@ class _Sieve:
     def _refused(self, entry: pb.AuditEntry) -> pb.AuditEntry | None:
         names = {entry.pool, entry.denial.tenant}
         is_asked = self._asked.pool in {"", entry.pool} and any(map(self._is_named, names))
-        return entry if is_asked and self._sight.denial(entry.pool, entry.denial.tenant) else None
+        return entry if is_asked and self._sight.whole(entry.pool, entry.denial.tenant) else None
 
     def _is_named(self, name: str) -> bool:
         return self._asked.about.lower() in {"", name.lower()}

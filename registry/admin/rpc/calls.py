@@ -8,6 +8,7 @@ hears nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -74,6 +75,14 @@ async def call_of(
         known = operator(name)
         return CallContext(method, known, deadline, f"operator {name}", peer, repeats, trace=shown.trace(known))
     return CallContext(method, ANONYMOUS, deadline, address_of(peer), peer, repeats, trace=shown.trace(ANONYMOUS))
+
+
+async def until_revoked(access: AccessControl | None, call: CallContext) -> None:
+    """Ends with an error as `AccessControl.until_revoked`; without access control never."""
+    if access is None or call.grant is None:
+        await asyncio.Event().wait()
+    else:
+        await access.until_revoked(call.principal, call.grant, call.expires)
 
 
 def is_local(peer: str) -> bool:

@@ -22,7 +22,6 @@ from registry.admin.rpc.visible import (
     seen_pools,
     seen_status,
     seen_tenants,
-    sees_all_pools,
     sees_whole,
 )
 from registry.model.errors import FailedPrecondition
@@ -103,7 +102,7 @@ class Reads:
         unknown: dict[str, list[str]] = {}
         if request.show_unknown and page.token is None:
             unknown = await self.reader.replicas_without_pool(page.revision, call.deadline)
-        is_etcd_asked = request.show_etcd and page.token is None and sees_all_pools(call)
+        is_etcd_asked = request.show_etcd and page.token is None and sees_whole(call)
         return pb.ListPoolsResponse(
             etcd=await self._look_at_etcd() if is_etcd_asked else (),
             unknown=encode.unknown_pools({pool: names for pool, names in unknown.items() if is_seen(pool)}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from registry.access.control import AccessControl
 from registry.access.decision import Grant, HeldRole
@@ -20,6 +20,7 @@ from registry.v1 import registry_pb2 as pb
 
 # Of names in bindings so many are looked up.
 _MOST_NAMES = 200
+Word = TypeVar("Word", Verb, Resource)
 
 
 class Identity:
@@ -90,18 +91,17 @@ def _held(one: HeldRole) -> pb.HeldRole:
     )
 
 
+def _known(kind: type[Word], text: str, field: str) -> Word:
+    try:
+        return kind(text)
+    except ValueError as error:
+        message = f"{text[:40]!r} is no {field}; use one of {', '.join(kind)}"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field=field) from error
+
+
 def _question(request: pb.CheckAccessRequest) -> AccessQuestion:
     """Raises InvalidArgument: there is no such verb or resource."""
-    try:
-        verb = Verb(request.verb)
-    except ValueError as error:
-        message = f"{request.verb[:40]!r} is no verb; use one of {', '.join(Verb)}"
-        raise InvalidArgument(Reason.INVALID_FIELD, message, field="verb") from error
-    try:
-        resource = Resource(request.resource)
-    except ValueError as error:
-        message = f"{request.resource[:40]!r} is no resource; use one of {', '.join(Resource)}"
-        raise InvalidArgument(Reason.INVALID_FIELD, message, field="resource") from error
+    verb, resource = _known(Verb, request.verb, "verb"), _known(Resource, request.resource, "resource")
     name, pool = request.name or None, request.pool or None
     if resource in BY_ADAPTER:
         tenant = tenant_of(name) if name else None

@@ -25,7 +25,7 @@ from registry.access.control import AccessControl, Shown
 from registry.access.methods import METHODS
 from registry.access.questions import READING
 from registry.admin.health import AdminMetrics
-from registry.admin.rpc.calls import CallContext, call_of, is_local
+from registry.admin.rpc.calls import CallContext, call_of, is_local, until_revoked
 from registry.admin.rpc.denials import DenialRecorder, denials_noted
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.model.errors import (
@@ -316,7 +316,11 @@ async def _until(
     limits: CallLimits, call: CallContext, replies: AsyncGenerator[Reply, None]
 ) -> AsyncGenerator[Reply, None]:
     """The replies, until the service stops, or its caller may have no more of them."""
-    async with aclosing(replies), _task(limits.stopping.wait()) as stop, _task(_revoked(limits.access, call)) as end:
+    async with (
+        aclosing(replies),
+        _task(limits.stopping.wait()) as stop,
+        _task(until_revoked(limits.access, call)) as end,
+    ):
         try:
             while (reply := await _outcome(_next(replies), _STOPS, until=(stop, end))) is not None:
                 yield reply
@@ -324,14 +328,6 @@ async def _until(
             if end.done():
                 end.result()
             raise
-
-
-async def _revoked(access: AccessControl | None, call: CallContext) -> None:
-    """Raises Unauthenticated: the caller's credential expired; Unavailable: what it may do is not the same any more."""
-    if access is None or call.grant is None:
-        await asyncio.Event().wait()
-    else:
-        await access.until_revoked(call.principal, call.grant, call.expires)
 
 
 async def _next(items: AsyncGenerator[Result, None]) -> Result | None:

@@ -19,10 +19,9 @@ from starlette.responses import Response
 
 from registry.access.decision import Grant
 from registry.access.methods import PAGES
-from registry.access.questions import AccessQuestion
 from registry.admin.rpc.calls import CallContext
-from registry.admin.rpc.streams import etags, in_time
-from registry.admin.rpc.visible import seen_adapters
+from registry.admin.rpc.streams import all_in_time, etags
+from registry.admin.rpc.visible import seen_adapters, seen_names
 from registry.model.names import name_of_key
 from registry.residency.hub import ResidencyHub, Subscription
 from registry.residency.models import Heads, adapter_cards, base_cards, heads_of
@@ -31,7 +30,6 @@ from registry.store.reader import Reader
 
 # Whole answers are kept for so many kinds of callers; each may have some megabytes.
 _BODIES = 8
-_POOLS_AT_ONCE = 100
 # Of one poll: pools beyond these are asked for by name.
 _MOST_POOLS = 1000
 _BEGIN, _END = b'{"object":"list","data":[', b"]}"
@@ -73,7 +71,7 @@ class FleetModels:
         pools = await self._pools(wanted, call)
         async with AsyncExitStack() as stack:
             looked = [await stack.enter_async_context(self._hub.look(pool)) for pool in pools]
-            await in_time(_all(looked))
+            await all_in_time(looked)
             async with self._renewing:
                 whole = await self._whole(wanted, pools, looked, call)
         headers = {"ETag": whole.etag, "Cache-Control": "no-cache", "Vary": "Authorization"}
@@ -86,18 +84,7 @@ class FleetModels:
         if wanted:
             await self._reader.pool(wanted, call.deadline)
             return [wanted]
-        grant, action = call.grant, PAGES[call.method]
-
-        def is_seen(pool: str) -> bool:
-            return grant is None or grant.by(AccessQuestion(*action, pool)) is not None
-
-        found, token = list[str](), None
-        while len(found) < _MOST_POOLS:
-            page = await self._reader.pools(_POOLS_AT_ONCE, token, call.deadline, is_seen)
-            found += [one.record.name for one in page.records]
-            if (token := page.token) is None:
-                break
-        return sorted(found)
+        return await seen_names(self._reader, call, call.deadline, PAGES[call.method], _MOST_POOLS)
 
     async def _whole(
         self, wanted: str, pools: Sequence[str], looked: Sequence[Subscription], call: CallContext
@@ -116,12 +103,6 @@ class FleetModels:
         while len(self._bodies) > _BODIES:
             self._bodies.popitem(last=False)
         return kept
-
-
-async def _all(looked: Sequence[Subscription]) -> None:
-    """Waits until each is known."""
-    for one in looked:
-        await one.look()
 
 
 async def _renewed(pool: str, before: PoolCards | None, subscription: Subscription) -> PoolCards:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -22,7 +21,7 @@ from registry.model.errors import InvalidArgument, NotFound, Reason, RegistryErr
 from registry.model.keys import last_part
 from registry.model.messages import adapter_message, canary_message
 from registry.model.names import name_key, name_of_key
-from registry.residency.hub import ResidencyHub, ResidencyUpdate
+from registry.residency.hub import ResidencyHub, ResidencyUpdate, Subscription
 from registry.rollout.status import Question, Rollout
 from registry.rollout.watching import AdapterStreams, WatchBatch
 from registry.store.pages import everything
@@ -43,7 +42,7 @@ class Streams:
     async def watch_adapters(
         self, request: pb.WatchAdaptersRequest, call: CallContext
     ) -> AsyncGenerator[pb.WatchAdaptersResponse, None]:
-        start, is_seen = _not_negative(request.start_revision, "start_revision"), seen_adapters(call, request.pool)
+        start, is_seen = not_negative(request.start_revision, "start_revision"), seen_adapters(call, request.pool)
         async with aclosing(self._watcher.adapters(request.pool, start, call.deadline)) as batches:
             async for batch in batches:
                 responses = _responses(request.pool, await _seen_of_batch(batch, is_seen))
@@ -54,13 +53,14 @@ class Streams:
     async def watch_rollout(
         self, request: pb.WatchRolloutRequest, call: CallContext
     ) -> AsyncGenerator[pb.Rollout, None]:
-        question = Question(request.pool, request.name, _not_negative(request.generation, "generation"))
+        question = Question(request.pool, request.name, not_negative(request.generation, "generation"))
         async with aclosing(self._watcher.rollout(question, call.deadline)) as rollouts:
             async for rollout in rollouts:
                 yield _rollout(rollout)
 
 
-def _not_negative(number: int, field: str) -> int:
+def not_negative(number: int, field: str) -> int:
+    """The number of a field. Raises InvalidArgument: it is negative."""
     if number < 0:
         raise InvalidArgument(Reason.INVALID_FIELD, "use 0 or a positive number", field=field)
     return number
@@ -126,7 +126,6 @@ def _rollout(rollout: Rollout) -> pb.Rollout:
 
 
 _PAGE_SECONDS = 5.0
-T = TypeVar("T")
 
 
 class Residency:
@@ -158,7 +157,8 @@ class Residency:
             raise InvalidArgument(Reason.INVALID_FIELD, "say which pool: /v1/residency?pool=POOL", field="pool")
         await self._reader.pool(pool, call.deadline)
         async with self._hub.look(pool) as subscription:
-            update = await in_time(subscription.look())
+            await all_in_time([subscription])
+            update = await subscription.look()
         sight = "" if call.grant is None else f".{hash(call.grant):x}"
         headers = {"ETag": f'"{subscription.epoch}.{update.version}{sight}"', "Cache-Control": "no-cache"}
         if headers["ETag"] in etags(request):
@@ -202,11 +202,12 @@ def etags(request: Request) -> list[str]:
     return [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
-async def in_time(look: Awaitable[T]) -> T:
-    """The result of a look, as soon as it is known. Raises Unavailable: it is not in time."""
+async def all_in_time(looked: Sequence[Subscription]) -> None:
+    """Waits until each is known. Raises Unavailable: not all are in time."""
     try:
         async with asyncio.timeout(_PAGE_SECONDS):
-            return await look
+            for one in looked:
+                await one.look()
     except TimeoutError as error:
         raise Unavailable(Reason.ETCD_UNAVAILABLE, "the pool could not be read in time; ask again") from error
 

@@ -165,10 +165,10 @@ def test_whole_lists_are_filtered_by_the_same_decision():
     for pool, seen in (("p", ["acme/a", "ACME/b"]), ("q", [])):
         is_seen = held.sees(action, pool)
         assert [name for name in ("acme/a", "other/a", "plain", "ACME/b") if is_seen(name)] == seen
-    assert not held.sees_all(action, "p")
+    assert not held.covers(AccessQuestion(*action, "p"))
     everything = grant("  - {role: viewer, users: [ann], tenants: ['*'], pools: [p]}\n")
-    assert (everything.sees_all(action, "p"), everything.sees_all(action, "q")) == (True, False)
-    assert grant("  - {role: operator, users: [ann]}\n").sees_all(action, "q")
+    assert [everything.covers(AccessQuestion(*action, pool)) for pool in "pq"] == [True, False]
+    assert grant("  - {role: operator, users: [ann]}\n").covers(AccessQuestion(*action, "q"))
 
 
 def test_the_hosts_administrator_may_do_everything():

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from registry.access.control import AccessControl
 from registry.access.decision import Grant
 from registry.access.principal import operator
-from registry.admin.rpc import models
+from registry.admin.rpc import models, visible
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.models import FleetModels
 from registry.model.errors import Unavailable
@@ -144,7 +144,7 @@ def call(grant: Grant | None = None) -> CallContext:
 @served
 async def test_of_many_pools_and_callers_a_bounded_number_is_kept(served, monkeypatch):
     """R16 bounded; a pool that is gone is forgotten."""
-    monkeypatch.setattr(models, "_POOLS_AT_ONCE", 2)
+    monkeypatch.setattr(visible, "_NAMES_AT_ONCE", 2)
     monkeypatch.setattr(models, "_MOST_POOLS", 4)
     pools = [f"p{number}" for number in range(6)]
     await fleet(served, *pools)
