@@ -42,8 +42,7 @@ class _Quieted(Generic[Told]):
 class DenialSampler(Generic[Told]):
     """Takes refusals, and hands out those to record, each with the number that it stands for.
 
-    Args:
-        now: seconds of a clock that never goes back.
+    `now` is, here and below, seconds of a clock that never goes back.
     """
 
     def __init__(self, now: float) -> None:

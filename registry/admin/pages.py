@@ -26,7 +26,7 @@ from registry.access.principal import Credential
 from registry.access.questions import Resource
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.page.browsers import FRONT, BrowserGuard
-from registry.admin.page.front import FrontPage, static_routes
+from registry.admin.page.front import FrontPage, refusal_json, static_routes
 from registry.admin.rpc.calls import CallContext, Hook, call_of, is_local, page_asked
 from registry.admin.rpc.denials import DenialRecorder, denials_noted
 from registry.model.errors import (
@@ -41,7 +41,7 @@ from registry.model.errors import (
 )
 from registry.runtime.clock import rfc3339
 from registry.runtime.http import CERTIFICATE
-from registry.runtime.page_guard import Hosts, PageGuard, Refusals, error_body
+from registry.runtime.page_guard import Hosts, PageGuard, Refusals
 from registry.runtime.process import Supervisor
 
 PAGE_SECONDS = 5.0
@@ -146,10 +146,7 @@ def endpoint(
         except RegistryError as error:
             status = _STATUSES.get(type(error), 500)
             wait = error.metadata.get(RETRY_AFTER)
-            if front:
-                refused = front.refused(request, error, status)
-            else:
-                refused = JSONResponse(error_body(error.reason.value, error.message, error.field), status)
+            refused = front.refused(request, error, status) if front else refusal_json(error, status)
             if wait:
                 refused.headers["Retry-After"] = f"{math.ceil(float(wait))}"
             return refused

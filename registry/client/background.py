@@ -194,12 +194,7 @@ C_co = TypeVar("C_co", bound=_Closable, covariant=True)
 
 
 class BlockingClient(Generic[C_co]):
-    """A client on an event loop of its own, for use in ``with``. May be used by several threads.
-
-    Args:
-        make: makes the client, in the loop.
-        loop: the loop.
-    """
+    """A client, made in an event loop of its own, for use in ``with``. May be used by several threads."""
 
     def __init__(self, make: Callable[[], C_co], loop: BackgroundLoop) -> None:
         self._loop = loop
@@ -258,12 +253,7 @@ async def _there(step: Step[T]) -> T:
 
 
 class LoopedChannel:
-    """A channel whose calls the process' own loop makes.
-
-    Args:
-        address: HOST:PORT of the service.
-        pem: certificates; None: without TLS.
-    """
+    """A channel to HOST:PORT whose calls the process' own loop makes; `pem` None: without TLS."""
 
     def __init__(self, address: str, pem: Pem | None) -> None:
         self._open = partial(open_channel, address, pem)

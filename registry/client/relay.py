@@ -31,12 +31,7 @@ _ANSWER, _END = b"A", b"E"
 
 
 class RelayedChannel:
-    """A channel whose calls other processes make.
-
-    Args:
-        address: HOST:PORT of the service.
-        pem: certificates; None: without TLS.
-    """
+    """A channel to HOST:PORT whose calls other processes make; `pem` None: without TLS."""
 
     def __init__(self, address: str, pem: Pem | None) -> None:
         self._about: _Told = {"address": address, "pem": pem and [one and _text(one) for one in pem]}

@@ -118,11 +118,7 @@ class _FollowedPool:
 
 
 class ResidencyHub:
-    """Hands out subscriptions.
-
-    Args:
-        keep: keeps the task of each pool.
-    """
+    """Hands out subscriptions; `keep` keeps the task of each pool."""
 
     def __init__(self, client: Client, keys: Keys, informers: SharedInformerFactory, *, keep: Keep = keep_once) -> None:
         self._client = client

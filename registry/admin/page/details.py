@@ -29,13 +29,7 @@ _READS, _AT_ONCE = 10, 100
 
 
 class DetailPages:
-    """Pages of one adapter and of one replica.
-
-    Args:
-        handlers: of the API's methods, by name.
-        hook: is called before each.
-        wall: the time.
-    """
+    """Pages of one adapter and of one replica, by the API's handlers; `hook` is called before each of these."""
 
     def __init__(self, handlers: Mapping[str, Unary[Any, Any]], hook: Hook, wall: Callable[[], datetime]) -> None:
         self._handlers = handlers

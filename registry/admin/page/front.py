@@ -35,6 +35,11 @@ _MOST_TABLES = 20
 _TYPES: Mapping[str, str] = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
+def refusal_json(error: RegistryError, status: int) -> Response:
+    """The answer to a program that is refused."""
+    return JSONResponse(error_body(error.reason.value, error.message, error.field), status)
+
+
 class FrontPage:
     """The page ``/``."""
 
@@ -59,7 +64,7 @@ class FrontPage:
     def refused(self, request: Request, error: RegistryError, status: int) -> Response:
         """The answer to who is refused; JSON for a program."""
         if "text/html" not in request.headers.get("accept", ""):
-            return JSONResponse(error_body(error.reason.value, error.message, error.field), status)
+            return refusal_json(error, status)
         return HTMLResponse(sign_in(error.message) if status == 401 else refusal(error.message), status)
 
     async def page(self, _: Request, call: CallContext) -> Response:

@@ -47,16 +47,7 @@ class KnownCaller:
 
 
 class DenialRecorder:
-    """Writes records of refusals.
-
-    Args:
-        client: of etcd.
-        keys: of the registry in etcd.
-        gate: shut where nothing may be written.
-        lease: of these records alone.
-        clock: time.
-        lost: is called for each record that could not be written.
-    """
+    """Writes records of refusals under a lease of theirs alone; `lost` is called for each that could not be written."""
 
     def __init__(
         self, client: Client, keys: Keys, gate: WriteGate, lease: SharedLease, clock: Clock, lost: Callable[[], None]
