@@ -8,10 +8,9 @@ import pytest
 
 from registry.etcd3.ops import KeyValue
 from registry.model.records import Placement
-from registry.model.status import Failed, Found, Kept, Lazy, Pending
+from registry.model.status import Failed, Found, Lazy, Pending
 from registry.residency import derive
 from registry.residency.derive import DerivedResidency, counted, residency
-from registry.residency.shares import WantedGeneration
 from registry.residency.view import AdapterView, PoolView, is_held_back, is_understood, not_understood
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import (
@@ -246,29 +245,6 @@ def test_of_a_pool_that_cannot_be_read_what_was_known_before_stays(world):
     assert world.states("a") == {"r1": (SERVING, "")}
     world.spec = None
     assert world.states("a") == {"r1": (SERVING, "")}
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        ({"failed": failed("A")}, WantedGeneration(4, FAILED, "BAD")),
-        ({"failed": failed("A", "soon")}, WantedGeneration(4, PENDING, "BAD")),
-        ({"pending": [Pending(name="A", generation=4, reason="staging")]}, WantedGeneration(4, PENDING, "staging")),
-        ({"omitted": 1, "serves": []}, WantedGeneration(4, PENDING, "omitted")),
-    ],
-)
-@pytest.mark.parametrize(("names", "model"), [("plain", "A"), ("versioned", "A@3")])
-def test_what_an_engine_answers_with_is_served_whatever_became_of_the_newest(world, fields, wanted, names, model):
-    """R9 status-truth: a router that were told of nobody would answer with an error where clients get 200."""
-    world.alive("r1")
-    world.put("A", 4)
-    world.says("r1", kept=[Kept(name="A", generation=3)], engine=engine_status(names=names), **fields)
-    (one,) = world.where("A").replicas
-    assert (one.state, one.generation, one.reason, one.loaded) == (SERVING, 3, "earlier_generation", True)
-    assert (one.model, one.wanted) == (model, wanted)
-    world.says("r1")
-    (one,) = world.where("A").replicas
-    assert (one.state, one.generation, one.wanted) == (SERVING, 4, None)
 
 
 def test_who_stands_behind_etcd_has_to_be_understood_by_what_was(world):

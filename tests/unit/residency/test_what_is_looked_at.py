@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -60,42 +62,35 @@ def broken(world: World) -> None:
     world.look()
 
 
+DIGEST = "sha256:" + "1" * 64
+# What r1 says otherwise than before, and the adapters that are derived again for it.
+SAYS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "nothing": ({}, set()),
+    "waits": ({"pending": [Pending(name="A", generation=1, reason="staging")]}, {"a"}),
+    "fails": ({"failed": failed("b")}, {"b"}),
+    "fails twice": ({"failed": [*failed("b"), *failed("a")]}, {"a", "b"}),
+    "found": ({"found": [Found(name="a", generation=1, digest=DIGEST)]}, {"a"}),
+    "resident": ({"lazy": resident()}, {"lazy"}),
+    "leaves": ({"leaving": [Leaving(name="placed", generation=1)]}, {"placed"}),
+    "kept": ({"kept": [Kept(name="b", generation=1)]}, {"b"}),
+    "other replicas": ({"members": "other"}, CHOSEN),
+    "other room": ({"weights": "other"}, CHOSEN),
+    "stale": ({"stale": True}, EVERY),
+    "no engine": ({"engine": engine_status(incarnation="")}, EVERY),
+    "another engine": ({"engine": engine_status(url="http://r1", incarnation="other")}, set()),
+    "another URL": ({"engine": engine_status(url="http://other")}, EVERY),
+    "versions": ({"engine": engine_status(url="http://r1", names="versioned")}, EVERY),
+    "nothing lazy": ({"lazy": Lazy(count=1, servable=False)}, EVERY),
+    "nothing lazy, and why": ({"lazy": Lazy(count=1, servable=True, reason="x")}, EVERY),
+    "leaves out": ({"omitted": 1}, EVERY),
+    "leaves nothing out": ({"serves": []}, EVERY),
+    "blocked": ({"warnings": [Warned(name="", generation=0, reason="blocked", message="m")]}, EVERY),
+    "warned": ({"warnings": [Warned(name="", generation=0, reason="other", message="m")]}, set()),
+}
 CHANGES: dict[str, tuple[Callable[[World], object], set[str]]] = {
-    "nothing": (says, set()),
-    "waits": (lambda world: says(world, pending=[Pending(name="A", generation=1, reason="staging")]), {"a"}),
-    "fails": (lambda world: says(world, failed=failed("b")), {"b"}),
-    "fails twice": (lambda world: says(world, failed=[*failed("b"), *failed("a")]), {"a", "b"}),
-    "found": (
-        lambda world: says(world, found=[Found(name="a", generation=1, digest="sha256:" + "1" * 64)]),
-        {"a"},
-    ),
-    "resident": (lambda world: says(world, lazy=resident()), {"lazy"}),
-    "leaves": (lambda world: says(world, leaving=[Leaving(name="placed", generation=1)]), {"placed"}),
-    "kept": (lambda world: says(world, kept=[Kept(name="b", generation=1)]), {"b"}),
+    **{name: (partial(says, **fields), keys) for name, (fields, keys) in SAYS.items()},
     "knows less": (lambda world: says(world, revision=world.revision - 1), {"tried"}),
     "knows much less": (lambda world: says(world, revision=world.revision - 3), {"lazy", "placed", "tried"}),
-    "other replicas": (lambda world: says(world, members="other"), CHOSEN),
-    "other room": (lambda world: says(world, weights="other"), CHOSEN),
-    "stale": (lambda world: says(world, stale=True), EVERY),
-    "no engine": (lambda world: says(world, engine=engine_status(incarnation="")), EVERY),
-    "another engine": (
-        lambda world: says(world, engine=engine_status(url="http://r1", incarnation="other")),
-        set(),
-    ),
-    "another URL": (lambda world: says(world, engine=engine_status(url="http://other")), EVERY),
-    "versions": (lambda world: says(world, engine=engine_status(url="http://r1", names="versioned")), EVERY),
-    "nothing lazy": (lambda world: says(world, lazy=Lazy(count=1, servable=False)), EVERY),
-    "nothing lazy, and why": (lambda world: says(world, lazy=Lazy(count=1, servable=True, reason="x")), EVERY),
-    "leaves out": (lambda world: says(world, omitted=1), EVERY),
-    "leaves nothing out": (lambda world: says(world, serves=[]), EVERY),
-    "blocked": (
-        lambda world: says(world, warnings=[Warned(name="", generation=0, reason="blocked", message="m")]),
-        EVERY,
-    ),
-    "warned": (
-        lambda world: says(world, warnings=[Warned(name="", generation=0, reason="other", message="m")]),
-        set(),
-    ),
     "unreadable": (lambda world: world.raw("r1", b"?"), EVERY),
     "dies": (lambda world: world.dead("r1"), EVERY),
     "comes": (lambda world: world.alive("r3"), EVERY),
@@ -219,13 +214,12 @@ def test_who_knows_what_and_who_names_whom(world):
     """R9: what no status names stands alike on all."""
     assert list(world.view.observed) == [world.revision, world.revision]
     assert world.view.named == frozenset()
-    digest = "sha256:" + "1" * 64
     says(world, "r1", 12, failed=failed("A"), pending=[Pending(name="b", generation=1, reason="x")])
     says(world, "r2", 11, kept=[Kept(name="k", generation=1)], omitted=1, serves=[("s", 1)])
     world.look()
     assert (list(world.view.observed), world.view.named) == ([11, 12], {"a", "b", "k", "s"})
-    for generation, other, named in ((1, digest, set()), (2, digest, {"f"}), (1, "sha256:" + "2" * 64, {"f"})):
-        says(world, "r1", found=[Found(name="f", generation=1, digest=digest)])
+    for generation, other, named in ((1, DIGEST, set()), (2, DIGEST, {"f"}), (1, "sha256:" + "2" * 64, {"f"})):
+        says(world, "r1", found=[Found(name="f", generation=1, digest=DIGEST)])
         says(world, "r2", found=[Found(name="f", generation=generation, digest=other)])
         world.look()
         assert world.view.named == named

@@ -47,14 +47,18 @@ def failed(retry_at: str | None = None) -> list[Failed]:
 
 
 def test_what_is_on_all_replicas(world):
-    """R9 status-truth: what each serves, what it is to serve, and what requests are to call it."""
+    """R9 status-truth: what each serves, what it is to serve, and what requests are to call it. What an engine answers
+    with is served whatever became of the newest: else a router would answer with an error where clients get 200.
+    """
     world.alive("r1", labels={"zone": "a"})
-    world.alive("r2", "r3", "r4", "r5")
+    world.alive("r2", "r3", "r4", "r5", "r6", "r7")
     world.put("a", 2)
     world.says("r1")
     world.says("r2", pending=waiting(), kept=[Kept(name="a", generation=1)], engine=engine_status(names="versioned"))
     world.says("r3", failed=failed(), kept=[Kept(name="a", generation=0)])
     world.says("r4", pending=waiting())
+    world.says("r6", failed=failed("soon"), kept=[Kept(name="a", generation=1)])
+    world.says("r7", omitted=1, serves=[], kept=[Kept(name="a", generation=1)])
     assert world.where("a") == DerivedResidency(
         "a",
         2,
@@ -72,6 +76,8 @@ def test_what_is_on_all_replicas(world):
             part("r3", 0, reason="earlier_generation", wanted=WantedGeneration(2, FAILED, "BAD")),
             part("r4", 2, state=PENDING, reason="staging", loaded=False),
             part("r5", 2, engine_url="", state=PENDING, reason="no_status", loaded=False),
+            part("r6", 1, reason="earlier_generation", wanted=WantedGeneration(2, PENDING, "BAD")),
+            part("r7", 1, reason="earlier_generation", wanted=WantedGeneration(2, PENDING, "omitted")),
         ),
     )
     ((_, found),) = counted(world.view, ["a"])
@@ -84,6 +90,8 @@ def test_what_is_on_all_replicas(world):
             ReplicaStanding(SERVING, ""): 1,
             ReplicaStanding(SERVING, earlier, (PENDING, "staging")): 1,
             ReplicaStanding(SERVING, earlier, (FAILED, "BAD")): 1,
+            ReplicaStanding(SERVING, earlier, (PENDING, "BAD")): 1,
+            ReplicaStanding(SERVING, earlier, (PENDING, "omitted")): 1,
             ReplicaStanding(PENDING, "staging"): 1,
             ReplicaStanding(PENDING, "no_status"): 1,
         },
@@ -92,6 +100,9 @@ def test_what_is_on_all_replicas(world):
     assert adapter is not None
     assert residence_on(world.view, adapter, "r1") == part("r1", 2, labels={"zone": "a"})
     assert residence_on(world.view, adapter, "r9") is None
+    world.says("r6")
+    world.look()
+    assert residence_on(world.view, adapter, "r6") == part("r6", 2)
 
 
 def test_a_lazy_adapter_is_loaded_where_it_is_resident(world):
