@@ -89,16 +89,6 @@ async def test_a_wrong_password_ends_the_service_only_at_its_start(served, refus
         assert "refuses the admin service's certificate, user or password" in served.probe.readiness.reason
 
 
-def test_missing_replicas_are_shown_of_the_pools_that_there_are():
-    metrics = AdminMetrics()
-    for missing in ({"p": 2, "q": 0}, {"q": 1}):
-        metrics.show_missing(missing)
-        [family] = list(metrics.missing.collect())
-        assert {sample.labels["pool"]: sample.value for sample in family.samples} == missing
-    metrics.count_internal_error("rollouts of p")
-    assert metrics.internal_errors.labels("rollouts")._value.get() == 1
-
-
 def test_what_is_measured_has_names_that_dashboards_rely_on():
     """Each in a registry of its own, so that two services in one process count apart."""
     metrics, other = AdminMetrics(), AdminMetrics()
@@ -111,7 +101,8 @@ def test_what_is_measured_has_names_that_dashboards_rely_on():
     metrics.count_internal_error("rollouts of p")
     metrics.count_internal_error("probe")
     metrics.denials_lost.inc()
-    metrics.show_missing({"p": 2})
+    for missing in ({"gone": 1}, {"p": 2}):
+        metrics.show_missing(missing)
     metrics.etcd_up.set(1)
     ours = [line for line in generate_latest(metrics.registry).decode().splitlines() if line.startswith("loraplane")]
     told = {name: float(value) for name, _, value in (line.rpartition(" ") for line in ours) if "_created" not in name}
