@@ -106,7 +106,6 @@ REFUSES = replica("r2", "FAILED", reason="digest_mismatch", message="m", serving
 LOADS = replica("r3", "PENDING", reason="staging", serving_generation=0)
 SILENT = replica("r4", "UNKNOWN")
 CANARY = replica("r1", "FAILED", reason="x", canary=True)
-NOWHERE_NOW = replica("r2", "FAILED", reason="source_missing", message="m")
 DAMAGED = replica("r2", "FAILED", reason="artifact_damaged", message="m")
 REFUSAL = "failed - digest_mismatch - m - serving generation 3"
 REMEDY = "; digest_mismatch: loraplane digest URI, then loraplane retry adapter acme/a --pool p"
@@ -158,17 +157,6 @@ def test_who_is_late_or_refuses_is_named_with_what_it_serves_meanwhile(last, kin
     assert error.metadata == (told | {"request_id": "mine"} if is_late else told)
 
 
-@pytest.mark.parametrize(
-    ("of", "goes_back", "is_over"),
-    [((NOWHERE_NOW, NOWHERE_NOW), True, True), ((NOWHERE_NOW, SILENT), True, False), ((NOWHERE_NOW,), False, False)],
-)
-def test_a_roll_back_is_over_once_nobody_has_the_files(of, goes_back, is_over):
-    """W8: as long as one replica may have them it is late; and what is new may come to its source yet."""
-    error = not_served(PUBLISHED, rollout(*of), goes_back=goes_back)
-    assert error is not None
-    assert (error.reason == Reason.ROLLOUT_FAILED, NOWHERE in error.message) == (is_over, is_over)
-
-
 def test_what_is_not_served_is_an_error_and_not_waited_for(registry, admin):
     """R9 status-truth: nobody takes it for served; what comes after its end is not waited for."""
     failed = rollout(REFUSES, done=True, failure="replicas_failed")
@@ -197,16 +185,22 @@ def test_a_rollback_returns_once_it_is_served(registry, admin):
 
 
 def test_a_rollback_to_what_nobody_has_ends_at_once(registry, admin):
-    """What a trainer rotated away does not come by itself, as files of a new version may."""
+    """What a trainer rotated away does not come by itself, as files of a new version may.
+
+    W8: as long as one replica may have them it is late.
+    """
     gone = [replica(name, "PENDING", reason="source_missing", message="not there") for name in ("r1", "r2")]
     admin.answers["WatchRollout"] = [[rollout(*gone), Hold()]]
-    with pytest.raises(FailedPrecondition, match="no replica has the files") as refused:
+    with pytest.raises(FailedPrecondition, match=NOWHERE) as refused:
         registry.rollback("acme/a", "p", timeout_seconds=60)
     assert refused.value.reason == Reason.ROLLOUT_FAILED
     assert refused.value.metadata["r2"] == "pending - source_missing - not there"
     admin.answers["WatchRollout"] = [[rollout(*gone), Hold()]]
     with pytest.raises(Unavailable, match="not served in time"):
         registry.wait(PUBLISHED, timeout_seconds=0.3)
+    admin.answers["WatchRollout"] = [[rollout(gone[0], SILENT), Hold()]]
+    with pytest.raises(Unavailable, match="not served in time"):
+        registry.rollback("a", "p", timeout_seconds=0.3)
 
 
 def test_a_listing_is_all_of_its_pages(registry, admin):
