@@ -11,8 +11,10 @@ import pytest
 
 from registry.access.denials import AT_START
 from registry.access.roles import AccessRole
+from registry.admin.rpc.calls import Asked
 from registry.etcd3.errors import NoSpace
 from registry.model.audit import DenialRecord
+from registry.model.errors import PermissionDenied, Reason, Unauthenticated
 from registry.store.txn import DAY_SECONDS, DENIAL_DAYS
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, put
@@ -143,10 +145,22 @@ async def test_a_refused_call_waits_for_no_record_and_one_that_is_lost_is_counte
     assert [one.method for one in records(served)] == ["GetPool"], "under a new lease"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unauthenticated(Reason.UNAUTHENTICATED, "your token has expired"),
+        PermissionDenied(Reason.ETCD_PERMISSION, "not for the service"),
+    ],
+    ids=["who was known and is not any more", "what etcd refuses us"],
+)
 @guarded("", recording)
-async def test_who_was_known_and_is_not_any_more_is_no_refusal(served):
+async def test_what_is_no_refusal_of_a_caller_is_not_recorded(served, error):
     """A stream that ends with its token was allowed."""
-    with pytest.raises(Aborted):
-        await served.call("GetPool", pb.GetPoolRequest(name="none"), who("root"))
+
+    def refuses(_: Asked) -> None:
+        raise error
+
+    served.hook = refuses
+    assert (await served.refusal("ListPools", pb.ListPoolsRequest(), who("root"))).info.reason == error.reason
     await asyncio.sleep(1)
     assert records(served) == []
