@@ -59,58 +59,23 @@ def broken_at(method: api.AdminMethod, call: Callable[..., object]) -> Callable[
 
 
 COMMANDS = "registry.cli.commands"
-# Places in the code, and calls to the admin service.
+# Places in the code, and calls to the admin service: over each loop and thread. A broad `except` is refused by ruff.
 BROKEN = {
-    "apply -f adapters.yaml --look-seconds 0": [
-        api.APPLY_ADAPTERS,
-        api.GET_POOL,
-        "registry.cli.change.documents.read_manifests",
-        "registry.cli.change.documents.check_unique",
-        "registry.cli.change.manifest._WRITTEN.model_validate",
-        "registry.cli.client.BackgroundLoop.run",
-    ],
+    "apply -f adapters.yaml": [api.APPLY_ADAPTERS, "registry.cli.client.BackgroundLoop.run"],
     "apply -f adapters.yaml --no-atomic": [api.APPLY_ADAPTERS],
-    "add sql --source adapter": [
-        "registry.cli.change.documents.manifest_of",
-        "registry.cli.local_adapters.check_files",
-        "registry.cli.source_reader.digest_here",
-        api.GET_POOL,
-    ],
-    "set sql --source adapter": ["registry.cli.source_reader.look"],
-    "add sql --source s3://b/s": [f"{COMMANDS}.apply.apply_changes"],
-    "add sql --source s3://b/s --look-seconds 60": [
-        "registry.cli.source_reader.AllowedSources",
-        "registry.cli.source_reader.SourceReader.fetch",
-    ],
-    "add sql --source s3://b/s --request-id q": ["registry.cli.session.check_request_id"],
-    "digest adapter": ["registry.cli.local_adapters.check_files", "registry.cli.change.documents.Path.is_dir"],
-    "digest s3://b/s": ["registry.cli.source_reader.SourceReader.fetch", "registry.cli.source_reader.AllowedSources"],
-    "digest s3://b/s --credentials c": ["registry.cli.source_reader.read_credentials"],
-    "check adapter --base-model base": ["registry.cli.local_adapters.read_base"],
-    "check adapter --pool dev": ["registry.cli.local_adapters.check_files"],
-    "check adapter --pool dev --explain": ["registry.cli.local_adapters.open_directory"],
-    "import directory .": [f"{COMMANDS}.imports.import_documents"],
+    "add sql --source adapter": ["registry.cli.change.documents.manifest_of", api.GET_POOL],
+    "add sql --source s3://b/s --look-seconds 60": ["registry.cli.source_reader.SourceReader.fetch"],
     "publish adapter there": [f"{COMMANDS}.publish.destination"],
-    "sign adapter --key adapter/adapter_config.json": ["registry.lora.ed25519.sign"],
-    "backup b.jsonl": [f"{COMMANDS}.backup.os.fsync"],
-    "restore adapters.yaml": [f"{COMMANDS}.backup.records_of", "registry.cli.backup.read_json"],
+    "restore adapters.yaml": ["registry.cli.backup.read_json"],
     "edit sql": [f"{COMMANDS}.adapters.subprocess.run"],
-    "delete sql": [f"{COMMANDS}.adapters.apply_changes"],
     "dev up": [f"{COMMANDS}.dev.bring_up"],
-    "dev down": [f"{COMMANDS}.dev.take_down"],
-    "dev status": [f"{COMMANDS}.dev.opened"],
-    "config set-context c": [f"{COMMANDS}.config.check_address", "registry.cli.contexts.json.dumps"],
-    "config get-contexts": ["registry.client.contexts._context", "registry.client.contexts.check_own"],
+    "config get-contexts": ["registry.client.contexts._context"],
     "drain r1 --wait": [api.GET_REPLICA, f"{COMMANDS}.replicas.activity_of"],
     "events --sidecar 127.0.0.1:1": ["registry.cli.sidecars._page"],
-    "pool update dev --max-rank 3": [api.GET_POOL],
-    "pool create p --base-model tiny --from base": ["registry.cli.local_adapters.read_base"],
     "top": [f"{COMMANDS}.top.activity_of"],
     "describe adapter sql": [api.LIST_CHANGES],
     "get replicas r1": [api.GET_REPLICA],
-    "get pools": ["registry.cli.views.output.printable"],
     "doctor": ["registry.cli.doctor.command.collect"],
-    "doctor --etcd e:1": ["registry.cli.doctor.command.DaemonSettings.model_validate"],
 }
 
 

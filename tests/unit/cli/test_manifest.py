@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import string
 from collections.abc import Callable
@@ -39,9 +40,19 @@ GOOD = HEAD + META + "spec: {source: {uri: 'file:///adapters/sql'}}\n"
 DIGEST = "sha256:" + "ab" * 32
 
 
+def with_spec(more: str) -> str:
+    """A manifest whose spec says more."""
+    return GOOD.replace("}}\n", f"}}, {more}}}\n")
+
+
 def expecting(answer: str) -> str:
     """A manifest with one expected answer."""
-    return GOOD.replace("}}\n", f"}}, expect: {{answers: [{{{answer}}}]}}}}\n")
+    return with_spec(f"expect: {{answers: [{{{answer}}}]}}")
+
+
+def ranging(replicas: str) -> str:
+    """A manifest with a range of replicas."""
+    return with_spec(f"placement: {{replicas: {{{replicas}}}}}")
 
 
 def complaint(text: str) -> InvalidArgument:
@@ -82,6 +93,38 @@ def test_documents_are_counted_and_several_mistakes_are_told_at_once():
     check_unique(read_manifests(f"{GOOD}---\n{GOOD.replace('pool: dev', 'pool: other')}", "a.yaml"))
 
 
+WRONG_TTLS = ["0", "-1", "0s", "9s", "-10m", "9", "1w", "1.5h", "true", "[]", "3651d", "''", "soon", "999999999999999d"]
+TTL_REMEDY = "write a number and s, m, h or d, such as 7d, from 10s to 3650d, or leave it out"
+STRATEGIES = {
+    "{}": ("canary", "is missing; add it"),
+    "{canary: {}}": ("canary.replicas", "is missing; add it"),
+    "{canary: 2}": ("canary", "must be a mapping"),
+    "{canary: {replicas: 0}}": ("canary.replicas", "from 1 to 10000, or a share"),
+    "{canary: {replicas: '0%'}}": ("canary.replicas", "from 1 to 10000, or a share"),
+    "{canary: {replicas: true}}": ("canary.replicas", "from 1 to 10000, or a share"),
+    "{canary: {replicas: 99999999999}}": ("canary.replicas", "from 1 to 10000"),
+    "{canary: {replica: 1}}": ("canary.replica", "did you mean replicas?"),
+    "{canary: {replicas: 1}, promote: soon}": ("promote", "'auto' or 'manual'"),
+    "{canary: {replicas: 1}, maxFailure: 1}": ("maxFailure", "did you mean maxFailures?"),
+    "{canary: {replicas: 1}, maxFailures: -1}": ("maxFailures", "a whole number from 0"),
+    "{canary: {replicas: 1}, maxFailures: 99999999999}": ("maxFailures", "to 10000"),
+    "{canary: {replicas: 1}, soak: 1m}": ("soak", "a whole number of seconds from 0"),
+    "{canary: {replicas: 1}, soak: 99999999999}": ("soak", "which is a week"),
+    "{canary: {replicas: 1}, bluegreen: true}": ("bluegreen", "known here: canary, promote, maxFailures, soak"),
+}
+RANGES = {
+    "min: 9, max: 8, perReplica: 50": ("max", "min 9 is more than max 8; use a max of at least 9"),
+    "min: 2, max: 8, perReplica: 0": ("perReplica", "use a whole number from 1 to 1000000"),
+    "min: 2, max: 10001, perReplica: 50": ("max", "use a whole number from 1 to 10000"),
+    "min: true, max: 8, perReplica: 50": ("min", "use a whole number from 1 to 10000"),
+    "min: '2', max: 8, perReplica: 50": ("min", "use a whole number from 1 to 10000"),
+    "min: 1, max: 2": ("perReplica", "is missing; add it"),
+    "min: 2, max: 8, per_replica: 1": ("per_replica", "unknown field; known here: min, max, perReplica"),
+}
+# Ranges in the form that a record has, which is none of a manifest.
+OWN = ("replicas: 2, byLoad: {max: 8, perReplica: 50}", "byLoad: null")
+
+
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
@@ -101,41 +144,49 @@ def test_documents_are_counted_and_several_mistakes_are_told_at_once():
         (GOOD.replace("pool: dev", "pool: 2026-01-01"), "metadata.pool", "must be text, found a date"),
         (GOOD.replace("pool: dev", "pool: dev, labels: {a: true}"), "metadata.labels.a", "found true or false"),
         (GOOD.replace("pool: dev", "pool: dev, lables: {}"), "metadata.lables", "did you mean labels?"),
-        (GOOD.replace("}}\n", "}, xyz: 1}\n"), "spec.xyz", "unknown field; known here: source, baseModel, load"),
-        (GOOD.replace("}}\n", "}, base_model: x}\n"), "spec.base_model", "did you mean baseModel?"),
+        (with_spec("xyz: 1"), "spec.xyz", "unknown field; known here: source, baseModel, load"),
+        (with_spec("base_model: x"), "spec.base_model", "did you mean baseModel?"),
         (GOOD.replace("'}}", "', sha: x}}"), "spec.source.sha", "unknown field; known here: uri, digest"),
-        (GOOD.replace("}}\n", "}, placement: {replicas: true}}\n"), "spec.placement.replicas", "all, or a whole"),
-        (GOOD.replace("}}\n", "}, prepare: {dora: convert}}\n"), "spec.prepare.dora", "must be 'reject' or 'strip'"),
+        (with_spec("placement: {replicas: true}"), "spec.placement.replicas", "all, or a whole"),
+        (with_spec("prepare: {dora: convert}"), "spec.prepare.dora", "must be 'reject' or 'strip'"),
         *(
             (GOOD.replace("file:///adapters", uri), "spec.source.uri", "write file:///absolute/path")
             for uri in ("file:adapters", "file://adapters", "./adapters", "/adapters")
         ),
         (GOOD.replace("name: sql", "name: 2026-13-45"), "a.yaml: document 1, line 3, column 18", "put text in quotes"),
         (GOOD.replace("name: sql", "name: 0x_"), "a.yaml: document 1, line 3", "put text in quotes"),
-        (GOOD.replace("}}\n", f"}}, priority: {'1' * 5000}}}\n"), "a.yaml: document 1, line 4", "put text in quotes"),
+        (with_spec(f"priority: {'1' * 5000}"), "a.yaml: document 1, line 4", "put text in quotes"),
         (GOOD.replace("kind: Adapter", "kind: !!timestamp x"), "a.yaml: document 1, line 2", "put text in quotes"),
         (GOOD.replace("kind: Adapter", "kind: !!int ''"), "a.yaml: document 1, line 2", "put text in quotes"),
-        (GOOD.replace("}}\n", '}, description: "a\\nb"}\n'), "spec.description", "without control characters"),
-        (GOOD.replace("}}\n", f"}}, description: {'x' * 1025}}}\n"), "spec.description", "at most 1024 characters"),
-        (GOOD.replace("}}\n", "}, labels: {a: b}}\n"), "spec.labels", "stand in metadata"),
-        (GOOD.replace("}}\n", "}, priority: 99999999999}\n"), "spec.priority", "from -1000 to 1000"),
-        (GOOD.replace("}}\n", "}, priority: -99999999999}\n"), "spec.priority", "from -1000 to 1000"),
-        (GOOD.replace("}}\n", "}, placement: {replicas: 99999999999}}\n"), "placement.replicas", "from 1 to 10000"),
+        (with_spec('description: "a\\nb"'), "spec.description", "without control characters"),
+        (with_spec(f"description: {'x' * 1025}"), "spec.description", "at most 1024 characters"),
+        (with_spec("labels: {a: b}"), "spec.labels", "stand in metadata"),
+        (with_spec("priority: 99999999999"), "spec.priority", "from -1000 to 1000"),
+        (with_spec("priority: -99999999999"), "spec.priority", "from -1000 to 1000"),
+        (with_spec("placement: {replicas: 99999999999}"), "placement.replicas", "from 1 to 10000"),
         (expecting("prompt: [], tokens: [2]"), "spec.expect.answers.0.prompt", "1 to 64 numbers of tokens"),
         (expecting("prompt: [1], tokens: [-2]"), "spec.expect.answers.0.tokens.0", "1 to 16 numbers of tokens"),
         (expecting("prompt: [1], tokens: [2], logprob: [0]"), "answers.0.logprob", "did you mean logprobs?"),
         (expecting("prompt: [1], tokens: [2], logprobs: [.nan]"), "answers.0.logprobs", "from -1000 to 0 for each"),
         (expecting("prompt: [1], tokens: [2, 3], logprobs: [-1]"), "spec.expect.answers.0", "one logprob of each"),
-        (GOOD.replace("}}\n", "}, expect: {answers: []}}\n"), "spec.expect.answers", "give 1 to 4 answers"),
+        (with_spec("expect: {answers: []}"), "spec.expect.answers", "give 1 to 4 answers"),
         (
-            GOOD.replace("}}\n", "}, expect: {answers: [{prompt: [1], tokens: [2]}], tolerance: .inf}}\n"),
+            with_spec("expect: {answers: [{prompt: [1], tokens: [2]}], tolerance: .inf}"),
             "spec.expect.tolerance",
             "from 0.0001 to 10",
         ),
-        (GOOD.replace("}}\n", f"}}, load: {'x' * 5000}}}\n"), "spec.load", "must be 'eager' or 'lazy', found 'xxx"),
+        (with_spec(f"load: {'x' * 5000}"), "spec.load", "must be 'eager' or 'lazy', found 'xxx"),
+        *((with_spec(f"ttl: {ttl}"), "spec.ttl", TTL_REMEDY) for ttl in WRONG_TTLS),
+        *((with_spec(f"strategy: {text}"), f"spec.strategy.{path}", what) for text, (path, what) in STRATEGIES.items()),
+        *((ranging(text), f"spec.placement.replicas.{path}", what) for text, (path, what) in RANGES.items()),
+        *(
+            (with_spec(f"placement: {{{one}}}"), "spec.placement.byLoad", "write replicas: {min: 2, max: 8")
+            for one in OWN
+        ),
     ],
 )
 def test_complaints_name_place_and_remedy(text, where, what):
+    """R14 nack: in one line."""
     error = complaint(text)
     assert (error.reason, where in (error.field or ""), what in error.message) == (Reason.INVALID_MANIFEST, True, True)
     assert ("\n" not in str(error), len(str(error)) < 500) == (True, True)
@@ -191,7 +242,6 @@ def test_a_manifest_is_as_strict_at_every_depth(form):
 
 
 TTLS = {"7d": 604_800, "10m": 600, "10s": 10, "3650d": 315_360_000, "90": 90, "null": None}
-WRONG_TTLS = ["0", "-1", "0s", "9s", "-10m", "9", "1w", "1.5h", "true", "[]", "3651d", "''", "soon", "999999999999999d"]
 
 
 @pytest.mark.parametrize("ttl", TTLS)
@@ -201,41 +251,6 @@ def test_a_time_to_live_is_a_span_or_seconds(ttl):
     assert (message.spec.ttl_seconds if message.spec.HasField("ttl_seconds") else None) == TTLS[ttl]
     said = manifest_dict(message)["spec"]
     assert (said.get("ttl") or "null") == ("90s" if ttl == "90" else ttl)
-
-
-@pytest.mark.parametrize("ttl", WRONG_TTLS)
-def test_a_ttl_that_nobody_can_keep_is_refused_with_what_to_write(ttl):
-    """R14 nack: in one line that names the field."""
-    error = complaint(GOOD.replace("{source", f"{{ttl: {ttl}, source"))
-    assert error.field is not None
-    assert error.field.endswith("spec.ttl")
-    assert "write a number and s, m, h or d, such as 7d, from 10s to 3650d, or leave it out" in error.message
-
-
-STRATEGIES = {
-    "{}": "canary: is missing; add it",
-    "{canary: {}}": "canary.replicas: is missing; add it",
-    "{canary: 2}": "canary: must be a mapping",
-    "{canary: {replicas: 0}}": "canary.replicas: from 1 to 10000, or a share",
-    "{canary: {replicas: '0%'}}": "canary.replicas: from 1 to 10000, or a share",
-    "{canary: {replicas: true}}": "canary.replicas: from 1 to 10000, or a share",
-    "{canary: {replicas: 99999999999}}": "canary.replicas: from 1 to 10000",
-    "{canary: {replica: 1}}": "canary.replica: did you mean replicas?",
-    "{canary: {replicas: 1}, promote: soon}": "promote: 'auto' or 'manual'",
-    "{canary: {replicas: 1}, maxFailure: 1}": "maxFailure: did you mean maxFailures?",
-    "{canary: {replicas: 1}, maxFailures: -1}": "maxFailures: a whole number from 0",
-    "{canary: {replicas: 1}, maxFailures: 99999999999}": "maxFailures: to 10000",
-    "{canary: {replicas: 1}, soak: 1m}": "soak: a whole number of seconds from 0",
-    "{canary: {replicas: 1}, soak: 99999999999}": "soak: which is a week",
-    "{bluegreen: true}": "bluegreen: known here: canary, promote, maxFailures, soak",
-}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_wrong_strategy(strategy):
-    error = str(complaint(GOOD.replace("{source", f"{{strategy: {strategy}, source")))
-    path, _, remedy = STRATEGIES[strategy].partition(": ")
-    assert (f"spec.strategy.{path}" in error, remedy in error) == (True, True)
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 200_000, "a: " + "[" * 5000 + "]" * 5000, "- " * 5000])
@@ -334,6 +349,30 @@ def test_what_is_exported_makes_the_same_adapter(spec):
         "kind": "Adapter",
         "metadata": {"name": "sql", "pool": "dev"},
         "spec": {"source": {"uri": "s3://b/sql"}},
+    }
+
+
+def test_a_range_of_replicas_becomes_the_least_number_and_what_stands_beside_it_and_back():
+    placement = {"replicas": {"min": 2, "max": 8, "perReplica": 50}, "selector": {"gpu": "a"}}
+    message = read_manifests(with_spec(f"placement: {json.dumps(placement)}"), "a.yaml")[0].manifest.message()
+    by_load = pb.ByLoad(max=8, per_replica=50)
+    assert message.spec.placement == pb.Placement(replicas=2, selector={"gpu": "a"}, by_load=by_load)
+    assert manifest_dict(message)["spec"]["placement"] == placement
+    assert complaint(with_spec("placement: {xyz: 1}")).message.endswith("known here: replicas, selector")
+
+
+def test_editors_know_both_forms():
+    """The schema has a range as one of the forms of a number, and not what a record makes of it."""
+    schema: Any = manifest_schema()
+    placement = schema["$defs"]["Placement"]["properties"]
+    assert (sorted(placement), "ByLoad" in schema["$defs"]) == (["replicas", "selector"], False)
+    *others, form = placement["replicas"]["anyOf"]
+    assert [one["type"] for one in others] == ["string", "integer"]
+    assert (form["required"], form["additionalProperties"]) == (["min", "max", "perReplica"], False)
+    assert {field: (one["minimum"], one["maximum"]) for field, one in form["properties"].items()} == {
+        "min": (1, 10_000),
+        "max": (1, 10_000),
+        "perReplica": (1, 1_000_000),
     }
 
 
