@@ -269,20 +269,6 @@ def test_set_gives_an_adapter_a_number_and_takes_it_away(cli, admin, flag, field
     assert (getattr(spec, field) if spec.HasField(field) else None) == wanted
 
 
-@pytest.mark.parametrize(
-    ("flag", "words", "told"),
-    [
-        ("--ttl", ["soon"], "write a number and s, m, h or d, such as 30m; or none"),
-        ("--keep", ["-1", "two", "9" * 19, "²"], "write a whole number of generations, such as 3; or none"),
-    ],
-)
-def test_set_says_of_a_word_that_is_no_number_what_to_write(cli, admin, flag, words, told):
-    for word in words:
-        admin.answers["GetAdapter"] = [there()]
-        ran = cli("set", "sql", f"{flag}={word}")
-        assert (ran.code, ran.err.strip()) == (2, f"error: USAGE: {flag} {word}: {told}")
-
-
 def test_set_lets_a_ttl_begin_with_the_last_use_which_goes_with_the_ttl(cli, admin):
     before = there()
     before.spec.ttl_seconds = 600
@@ -318,23 +304,6 @@ def test_set_lets_a_number_of_replicas_follow_requests_and_stops_that(cli, admin
 def placed(least: int, most: int | None, per_replica: int = 0) -> pb.Placement:
     by_load = pb.ByLoad(max=most, per_replica=per_replica) if most else None
     return pb.Placement(replicas=least, by_load=by_load)
-
-
-@pytest.mark.parametrize(
-    ("words", "lacking"),
-    [
-        (["--max-replicas", "8"], "--replicas and --per-replica"),
-        (["--per-replica", "8", "--replicas", "2"], "--max-replicas"),
-        (["--max-replicas", "8", "--per-replica", "5", "--replicas", "0"], "--replicas"),
-    ],
-)
-def test_a_range_of_replicas_that_lacks_a_part_is_refused_with_its_flag(cli, admin, words, lacking):
-    admin.answers |= {"GetAdapter": [there()]}
-    ran = cli("set", "sql", *words)
-    assert (ran.code, ran.err.strip()) == (
-        2,
-        f"error: USAGE: a number of replicas that follows requests needs {lacking}, too",
-    )
 
 
 def history_of(*earlier: pb.Adapter) -> object:

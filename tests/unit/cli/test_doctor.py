@@ -285,7 +285,6 @@ def test_all_pages_of_all_pools_and_tenants_are_looked_at(doctor, admin):
 
 
 def test_a_counter_is_repaired_only_where_that_is_asked_for(doctor, admin):
-    """And not by a watch."""
     admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=[pb.Tenant(name="t", adapters=3)])]
     for flags, reason, is_dry in ((["--repair"], "counter_repaired", False), ([], "counter_differs", True)):
         changed = pb.RepairTenantResponse(tenant=pb.Tenant(name="t"), changed=True)
@@ -294,8 +293,6 @@ def test_a_counter_is_repaired_only_where_that_is_asked_for(doctor, admin):
         ran = doctor(*flags)
         assert (ran.code, reasons(ran)) == (4 if is_dry else 0, ["no_replicas", reason])
         assert {one.validate_only for one in admin.asked("RepairTenant")} == {is_dry}
-    admin.requests.clear()
-    assert (doctor("--watch", "--repair").code, admin.requests) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -343,12 +340,6 @@ def test_it_looks_at_manifests_without_asking_any_service(cli, tmp_path, contain
     file.write_text(SIDECAR.replace("CONTAINER", container))
     ran = cli("-o", "name", "doctor", "--manifests", str(file))
     assert (ran.code, told in ran.out + ran.err) == (code, True), ran
-
-
-@pytest.mark.parametrize("other", ["--watch", "--repair"])
-def test_manifests_are_looked_at_once(cli, other):
-    ran = cli("doctor", "--manifests", "-", other)
-    assert (ran.code, "leave out --watch and --repair" in ran.err) == (2, True)
 
 
 def test_admin_services_with_other_access_files_or_an_earlier_one_are_told(doctor, admin, monkeypatch):

@@ -1,4 +1,4 @@
-"""Passwords of etcd's users in files, and command lines that are refused before etcd is asked."""
+"""Passwords of etcd's users in files."""
 
 from __future__ import annotations
 
@@ -43,19 +43,3 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CliError, match="--password-dir"), _Passwords(tmp_path / "file").password(R1):
         pass
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("apply", "--etcd", "10.0.0.1:2379", "--password-dir", "d"), "unencrypted"),
-        (("plan", "--etcd", "http://a:1"), "HOST:PORT"),
-        (("plan", "--etcd", "127.0.0.1:1", "--prefix", "p"), "prefix"),
-        (("check", "--etcd", "127.0.0.1:1", "--etcd-user", "root"), "--etcd-password-file"),
-        (("plan", "--etcd", "127.0.0.1:1", "--replica", "r1"), "POOL/NAME"),
-    ],
-)
-def test_a_wrong_line_is_refused(cli, words, told):
-    ran = cli("etcd-access", *words)
-    assert ran.code == 2
-    assert told in ran.err

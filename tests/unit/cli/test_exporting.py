@@ -54,20 +54,6 @@ def test_a_format_is_written_once(fleet, cli: Cli):
     assert rules[0]["targets"] == [{"modelRewrite": "a@2", "weight": 1}]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("export", "a", "--watch", "f"), "--watch: name one format"),
-        (("export", "litellm", "-l", "team=x"), "--selector"),
-        (("export", "litellm", "--watch", "none/f"), "cannot be written: No such file or directory"),
-    ],
-)
-def test_what_cannot_be_is_one_error(fleet, cli: Cli, arguments, said):
-    ran = cli(*arguments)
-    assert ran.code == 2
-    assert said in ran.err
-
-
 def test_a_file_is_kept_and_changed_as_a_whole(fleet, cli: Cli, monkeypatch, tmp_path):
     """Also over a time without the admin service; nothing is written while nothing changes."""
     monkeypatch.setattr(router_config, "AGAIN_SECONDS", 0.0)

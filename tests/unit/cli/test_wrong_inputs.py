@@ -48,14 +48,42 @@ MORE = {
     "delete tenants acme": "",
     "retry pool sql": "",
     "retry sql sql": "",
-    "events --since soon": "--since soon: write a number",
-    "events --sidecar r1": "--sidecar r1: write HOST:PORT",
     "top --sidecar r1": "--sidecar r1: write HOST:PORT",
     **{
         f"pool update dev --expect-labels {word}": "write KEY=VALUE:N, or KEY=VALUE,KEY=VALUE:N"
         for word in "zone:3 3 =b:3 zone=b:-1 zone=b:1000000000 zone=a,b:1".split()
     },
     **dict.fromkeys((f"add a --source s3://b/a --label {word}" for word in ("a", "=1", "=")), ": write KEY=VALUE"),
+    **{
+        f"events --sidecar {where}": f"--sidecar {where.replace(chr(92), '')}: write HOST:PORT"
+        for where in ("r1", "r1:", ":1", "r1:0", "r1:65536", "a\\ b:1", "::1:7602", "r1:123456", "ftp://r1:1")
+    },
+    **{f"events --since={span}": f"--since {span}: write a number" for span in (*"s1", "", "1w", "1.5h", "1234567s")},
+    "audit --since tomorrow": "--since tomorrow: write a number",
+    "get adapters -l a=1,": "-l : write KEY=VALUE",
+    "set sql --ttl=soon": "--ttl soon: write a number and s, m, h or d, such as 30m; or none",
+    **{
+        f"set sql --keep={word}": f"--keep {word}: write a whole number of generations, such as 3; or none"
+        for word in ("-1", "two", "9" * 19, "²")
+    },
+    "set sql --max-replicas 8": "that follows requests needs --replicas and --per-replica, too",
+    "set sql --per-replica 8 --replicas 2": "that follows requests needs --max-replicas, too",
+    "set sql --max-replicas 8 --per-replica 5 --replicas 0": "that follows requests needs --replicas, too",
+    "publish a there --wait": "go with --name",
+    "publish a there --request-id mine": "go with --name",
+    "check a --base-model b --name acme/sql": "go together",
+    "check a --base-model b --signature-policy p": "go together",
+    "export a --watch f": "--watch: name one format",
+    "export litellm -l team=x": "--selector",
+    "export litellm --watch none/f": "cannot be written: No such file or directory",
+    "doctor --watch --repair": "",
+    "doctor --manifests - --watch": "leave out --watch and --repair",
+    "doctor --manifests - --repair": "leave out --watch and --repair",
+    "etcd-access apply --etcd 10.0.0.1:2379 --password-dir d": "unencrypted",
+    "etcd-access plan --etcd http://a:1": "HOST:PORT",
+    "etcd-access plan --etcd 127.0.0.1:1 --prefix p": "prefix",
+    "etcd-access check --etcd 127.0.0.1:1 --etcd-user root": "--etcd-password-file",
+    "etcd-access plan --etcd 127.0.0.1:1 --replica r1": "POOL/NAME",
 }
 WRONG = [(one.line, one.exit, one.message) for one in INPUTS if one.is_ours]
 
