@@ -92,6 +92,20 @@ def time(monkeypatch) -> Time:
 
 
 @pytest.fixture
+def rounds(monkeypatch) -> Time:
+    """Ends a watch of events or of the audit at its third pause."""
+    clock = Time()
+
+    def pause(seconds: float) -> None:
+        clock.sleep(seconds)
+        if len(clock.pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("registry.cli.commands.events.time.sleep", pause)
+    return clock
+
+
+@pytest.fixture
 def admin() -> FakeAdmin:
     return FakeAdmin()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -95,29 +96,12 @@ def test_a_policy_that_cannot_be_read_is_told(check, adapter, tmp_path):
 
 def test_a_source_comes_with_its_bundle_where_one_can_be_read(tmp_path):
     """A store that says of what is not there that it may not be read has none."""
-    answers: list[bytes | Exception | None] = [
-        b"bundle",
-        None,
-        ArtifactError("source_denied", "no"),
-        ArtifactError("source_io", "no"),
-    ]
-
-    class Played:
-        def fetch(self, *_: object) -> None: ...
-
-        def version(self, _: Stop) -> str:
-            return ""
-
-        def signature(self, _: Stop) -> bytes | None:
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
+    refused = [ArtifactError(reason, "no") for reason in ("source_denied", "source_io")]
+    source = Mock(signature=Mock(side_effect=[b"bundle", None, *refused]))
     for number, expected in enumerate((["model.sig"], [], [])):
         folder = tmp_path / str(number)
         folder.mkdir()
-        write_bundle_of(Played(), folder, Stop())
+        write_bundle_of(source, folder, Stop())
         assert [one.name for one in folder.iterdir()] == expected
     with pytest.raises(ArtifactError):
-        write_bundle_of(Played(), tmp_path, Stop())
+        write_bundle_of(source, tmp_path, Stop())

@@ -18,7 +18,6 @@ from registry.cli.commands import events
 from registry.runtime.page_guard import error_body
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
-from tests.unit.cli.conftest import Time
 
 
 def ago(minutes: float) -> str:
@@ -195,20 +194,6 @@ def test_what_cannot_be_read_and_what_is_too_much_is_noted(cli, world, monkeypat
     assert [one["event"] for one in ran.json["items"]] == ["a0", "a1", "a2"][-most:]
     assert "1 audit records cannot be read, and are left out: 2026-x" in ran.err
     assert (f"more than the {most} that are shown" in ran.err) == is_noted
-
-
-@pytest.fixture
-def rounds(monkeypatch) -> Time:
-    """Ends a watch after three looks."""
-    clock = Time()
-
-    def pause(seconds: float) -> None:
-        clock.sleep(seconds)
-        if len(clock.pauses) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("registry.cli.commands.events.time.sleep", pause)
-    return clock
 
 
 def test_a_watch_prints_what_is_new_and_survives_an_outage(cli, world, rounds, clock):

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 from unittest import mock
 
 import pytest
 
 from registry.cli import apply
-from registry.cli.commands import adapters
 from registry.cli.doctor import collect
 
 
 class Failed(Exception):
     """Whatever it is."""
-
-
-def test_after_an_editor_that_fails_an_interrupt_means_what_it_did():
-    """X3 given-back."""
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(Failed), adapters._left_to_the_editor(signal.SIGINT):
-        raise Failed
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_after_a_look_at_etcd_that_fails_no_connection_is_left(monkeypatch):

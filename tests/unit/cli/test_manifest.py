@@ -435,6 +435,10 @@ def test_every_field_has_a_meaning_in_words_of_a_manifest():
         for kind, one in (("Manifest", schema), *schema["$defs"].items())
         for name, field in one["properties"].items()
     }
-    wrong = [path for path, one in fields.items() if " " not in one.get("title", "") or one["title"].endswith(".")]
-    texts = {path: f"{one.get('title')} {one.get('description', '')}" for path, one in fields.items()}
-    assert (wrong, [path for path, text in texts.items() if re.search(r"[a-z]_[a-z]", text)]) == ([], [])
+    titles = {path: one.get("title", "") for path, one in fields.items()}
+    assert [path for path, title in titles.items() if " " not in title or title.endswith(".")] == []
+    of_validation = re.compile(r"(?i)input should|valid|string|integer")
+    assert [path for path, title in titles.items() if of_validation.search(title)] == []
+    assert len({*titles.values()}) == len(titles) > 30
+    texts = {path: f"{titles[path]} {one.get('description', '')}" for path, one in fields.items()}
+    assert [path for path, text in texts.items() if re.search(r"\w_\w", path + text)] == []

@@ -284,16 +284,7 @@ def test_a_rollout_as_programs_see_it(cli, admin):
     [
         (HALF_BAD, [], 7, "error: ROLLOUT_FAILED: sql generation 4: replicas_failed (r1 failed)"),
         (HALF_BAD, ["--min-ready", "1"], 0, ""),
-        (HALF_BAD, ["--min-ready", "2"], 7, "replicas_failed"),
-        (HALF_BAD, ["--min-ready", "0"], 7, "replicas_failed"),
-        (rollout(done=True, failure="superseded"), [], 7, "superseded"),
         (rollout(SERVING, FULL), [], 7, "over_capacity); there is no room for it, and waiting brings none: "),
-        (
-            rollout(SERVING, LATE),
-            ["--timeout", "0.5"],
-            6,
-            "not served in time: sql generation 4: 1 of 2",
-        ),
         (Hold(), ["--timeout", "0.5"], 6, "error: DEADLINE_EXCEEDED: not served in time: sql: no report on it"),
         (Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "no"), [], 3, "error: ADAPTER_NOT_FOUND: no; "),
     ],

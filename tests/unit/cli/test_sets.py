@@ -75,6 +75,7 @@ def test_edit_changes_what_was_shown_and_no_other_state(cli, store, editor, tmp_
         monkeypatch.setenv("VISUAL", named)
         ran = cli("edit", "a")
         assert (ran.code, "name one with EDITOR" in ran.err) == (2, True)
+        assert signal.getsignal(signal.SIGINT) == before, "X3 given-back"
 
 
 @pytest.fixture
