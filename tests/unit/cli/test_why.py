@@ -44,62 +44,27 @@ GONE = missing_view("dev", pb.MissingReplica(name="r1", last_seen="2025-12-31T23
 REFUSED = {"failed": [{"name": "acme/sql", "reason": "rank_too_high", "message": "rank 64 of at most 16"}]}
 
 
+R1, STAGING = replica("r1"), {"state": PENDING, "reason": "staging"}
+WANTED = {"wanted_generation": 2, "wanted_state": PENDING, "wanted_reason": "staging"}
+NOT_PLACED, LATE = "it is not placed there", "generation 2 is pending: staging"
+LAZILY, DRAINS = f"{SQL}, and loads it at the first request", "it drains; loraplane undrain r1 --pool dev ends that"
+EARLIER = "it answers with generation 1 to the name acme/sql"
+DEAD = "it does not live, last seen 2 min ago; start it, or loraplane replica forget r1"
+UNTOLD = f"{NOT_PLACED} (its sidecar has not said what it serves)"
+
+
 @pytest.mark.parametrize(
     ("adapter", "parts", "one", "told"),
     [
-        (record(), [part("r1")], replica("r1"), (True, True, SQL)),
-        (
-            record(),
-            [part("r1", loaded=False)],
-            replica("r1"),
-            (True, True, f"{SQL}, and loads it at the first request"),
-        ),
-        (
-            record(),
-            [part("r1", generation=1, wanted_generation=2, wanted_state=PENDING, wanted_reason="staging")],
-            replica("r1"),
-            (
-                True,
-                False,
-                "it answers with generation 1 to the name acme/sql; generation 2 is pending: staging",
-            ),
-        ),
-        (
-            record(),
-            [part("r1", generation=0, state=PENDING, reason="staging", loaded=False)],
-            replica("r1"),
-            (False, False, "it does not serve it: generation 2 is pending: staging"),
-        ),
-        (
-            record(replicas=6),
-            [],
-            replica("r1"),
-            (False, True, "it is not placed there (placement.replicas: 6)"),
-        ),
-        (
-            record(selector={"gpu": "a100"}),
-            [],
-            replica("r1", labels={"gpu": "l4"}),
-            (False, True, "it is not placed there (placement.selector: gpu=a100)"),
-        ),
-        (
-            record(),
-            [],
-            replica("r1"),
-            (False, True, "it is not placed there (its sidecar has not said what it serves)"),
-        ),
-        (
-            record(),
-            [],
-            replica("r1", leaving=True),
-            (False, True, "it drains; loraplane undrain r1 --pool dev ends that"),
-        ),
-        (
-            record(),
-            [],
-            GONE,
-            (False, False, "it does not live, last seen 2 min ago; start it, or loraplane replica forget r1"),
-        ),
+        (record(), [part("r1")], R1, (True, True, SQL)),
+        (record(), [part("r1", loaded=False)], R1, (True, True, LAZILY)),
+        (record(), [part("r1", generation=1, **WANTED)], R1, (True, False, f"{EARLIER}; {LATE}")),
+        (record(), [part("r1", generation=0, **STAGING)], R1, (False, False, f"it does not serve it: {LATE}")),
+        (record(replicas=6), [], R1, (False, True, f"{NOT_PLACED} (placement.replicas: 6)")),
+        (record(selector={"gpu": "a"}), [], R1, (False, True, f"{NOT_PLACED} (placement.selector: gpu=a)")),
+        (record(), [], R1, (False, True, UNTOLD)),
+        (record(), [], replica("r1", leaving=True), (False, True, DRAINS)),
+        (record(), [], GONE, (False, False, DEAD)),
     ],
 )
 def test_each_standing_has_its_sentence(adapter, parts, one, told):
@@ -130,9 +95,8 @@ def test_replicas_that_are_left_out_by_the_placement_are_named_with_its_field():
 
 def test_the_command_tells_of_all_or_of_one(cli, admin):
     admin.answers["GetAdapter"] = [record(replicas=1)]
-    admin.answers["WatchResidency"] = [
-        lambda _: [pb.WatchResidencyResponse(adapters=[pb.AdapterResidency(name="acme/sql", replicas=[part("r1")])])]
-    ]
+    where = pb.AdapterResidency(name="acme/sql", replicas=[part("r1")])
+    admin.answers["WatchResidency"] = [lambda _: [pb.WatchResidencyResponse(adapters=[where])]]
     admin.answers["ListReplicas"] = [
         pb.ListReplicasResponse(replicas=[pb.Replica(name=name, pool="dev") for name in ("r1", "r2")])
     ]
@@ -150,8 +114,7 @@ def test_the_command_tells_of_all_or_of_one(cli, admin):
         "meant": True,
         "why": SQL,
     }
-    lacking = pb.AdapterResidency(name="acme/sql", replicas=[part("r1")], note="no replica of the role prefill")
-    admin.answers["WatchResidency"] = [lambda _: [pb.WatchResidencyResponse(adapters=[lacking])]]
+    where.note = "no replica of the role prefill"
     assert cli("why", "acme/sql", "--pool", "dev").lines[-1] == "no replica of the role prefill"
     refused = cli("why", "acme/sql", "--replica", "r9", "--pool", "dev")
     assert (refused.code, "pool dev has no replica 'r9'" in refused.err) == (3, True)
