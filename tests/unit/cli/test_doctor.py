@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
@@ -120,7 +120,7 @@ def test_the_callers_own_certificate_is_told_of_before_it_ends(tmp_path, days, r
 
 
 class Interrupted(Exception):
-    """The end of a watch."""
+    """The end of a watch, or of a look."""
 
 
 @pytest.fixture
@@ -177,6 +177,15 @@ async def test_an_etcd_is_full_that_says_so(refusal, is_full):
     etcd = AsyncMock(lease_grant=AsyncMock(side_effect=refusal, return_value=7))
     assert await collect._is_full(etcd) == is_full
     assert [one.args for one in etcd.lease_revoke.await_args_list] == ([] if refusal else [(7,)])
+
+
+def test_after_a_look_at_etcd_that_fails_no_connection_is_left(monkeypatch):
+    """X3 given-back."""
+    client = AsyncMock(status=AsyncMock(side_effect=Interrupted))
+    monkeypatch.setattr(collect, "EtcdClient", lambda _: client)
+    with pytest.raises(Interrupted):
+        collect.look_at_etcd(Mock(), Mock())
+    client.aclose.assert_awaited_once_with()
 
 
 def survey(counter: int, adapters: int) -> Survey:

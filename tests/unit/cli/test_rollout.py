@@ -312,6 +312,9 @@ def test_apply_waits_for_each_adapter_and_tells_the_change_even_if_it_is_not_ser
     ran = cli("-o", "json", "apply", "-f", path, "--wait", "--timeout", "0.5", "--request-id", "q1")
     assert (ran.code, ran.json["request_id"], ran.json["revision"]) == (7, "q1", 7)
     assert [one["failure"] for one in ran.json["rollouts"]] == [None, "replicas_failed"]
+    admin.answers["WatchRollout"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not you")]
+    ran = cli("-o", "json", "apply", "-f", path, "--wait")
+    assert (ran.code, ran.json["revision"]) == (4, 7), "W8 no-false-fail: it was applied, though it cannot be followed"
     admin.requests.clear()
     assert (cli("apply", "-f", path, "--wait", "--dry-run").code, admin.asked("WatchRollout")) == (0, [])
     canaries = pb.CanaryRollout(stable_generation=6)
