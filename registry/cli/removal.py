@@ -74,7 +74,9 @@ def by_labels(
     found: list[Change] = []
     for pool in pools:
         for page in client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool)):
-            found += [_deletion(one) for one in page.adapters if _is_meant(one, wanted, kept)]
+            labelled = [one for one in page.adapters if matches(wanted, one.spec.labels)]
+            meant = [one for one in labelled if (one.pool, name_key(one.name)) not in kept]
+            found += [Change(one.pool, pb.AdapterChange(delete=one.name, etag=one.etag), one.name) for one in meant]
             if page.unreadable:
                 note(f"{len(page.unreadable)} adapters of pool {pool} cannot be read, and stay; see loraplane doctor")
     if len(found) > limit:
@@ -86,14 +88,6 @@ def by_labels(
             field="--delete-limit",
         )
     return found
-
-
-def _is_meant(adapter: pb.Adapter, wanted: Mapping[str, str], kept: Collection[tuple[str, str]]) -> bool:
-    return matches(wanted, adapter.spec.labels) and (adapter.pool, name_key(adapter.name)) not in kept
-
-
-def _deletion(adapter: pb.Adapter) -> Change:
-    return Change(adapter.pool, pb.AdapterChange(delete=adapter.name, etag=adapter.etag), adapter.name)
 
 
 def ask(session: Session, removals: Sequence[Change], *, yes: bool) -> None:

@@ -169,15 +169,12 @@ def _sendable(batch: ChangeBatch) -> list[ChangeBatch]:
 
 
 def _numbered(batch: ChangeBatch, parts: Sequence[Sequence[Change]]) -> list[ChangeBatch]:
+    """The parts, each with an id that is the same whenever the same set is sent with the same id."""
+    between = "." if _PART in batch.request_id else _PART
     return [
-        ChangeBatch(batch.pool, tuple(part), _part_id(batch.request_id, number))
+        ChangeBatch(batch.pool, tuple(part), derived_id(f"{batch.request_id}{between}{number}"))
         for number, part in enumerate(parts, start=1)
     ]
-
-
-def _part_id(request_id: str, number: int) -> str:
-    """The request id of a part: the same whenever the same set is sent with the same id."""
-    return derived_id(f"{request_id}.{number}" if _PART in request_id else f"{request_id}{_PART}{number}")
 
 
 def derived_id(request_id: str) -> str:

@@ -35,7 +35,6 @@ from registry.model.errors import Reason
 from registry.model.names import matches, name_key
 from registry.v1 import registry_pb2 as pb
 
-_UNCONDITIONAL = ""
 _OTHER_KINDS = {"pool", "pools", "replica", "replicas", "tenant", "tenants"}
 
 
@@ -244,7 +243,7 @@ def delete(
     ] = False,
     yes: options.Yes = False,
     pool: options.Pool = None,
-    etag: options.Etag = _UNCONDITIONAL,
+    etag: options.Etag = "",
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,

@@ -47,7 +47,6 @@ def _lines(adapter: pb.Adapter | None) -> list[str]:
     return yaml.safe_dump(spec_dict(adapter.spec), sort_keys=False).splitlines() if adapter else []
 
 
-_UNCONDITIONAL = ""
 # Words of `diff NAME OLD NEW`.
 _COMPARED = 3
 # The etag of what does not exist.
@@ -305,7 +304,7 @@ def rollback(
     restored: Annotated[
         bool, options.flag("--restored", help="Allow a generation that was restored from a backup.")
     ] = False,
-    etag: options.Etag = _UNCONDITIONAL,
+    etag: options.Etag = "",
     given: OrderOptions,
 ) -> None:
     """Make a new generation that equals an earlier one."""

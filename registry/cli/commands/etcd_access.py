@@ -112,20 +112,6 @@ class EtcdTarget(EtcdLogin):
         return found
 
 
-Replicas = Annotated[
-    list[str] | None, options.flag("--replica", metavar="POOL/NAME", help="A replica that gets a user (repeatable).")
-]
-Pool = Annotated[
-    str | None, options.flag("--pool", metavar="POOL", help="The replicas that live in this pool get users.")
-]
-Prune = Annotated[
-    bool,
-    options.flag(
-        "--prune",
-        help="Remove users and roles of replicas that are gone: that neither live, nor are expected, nor are named by "
-        "--replica.",
-    ),
-]
 PasswordDir = Annotated[
     Path | None,
     options.flag(
@@ -137,37 +123,42 @@ PasswordDir = Annotated[
 ]
 
 
-def plan(
-    context: click.Context,
-    *,
-    target: EtcdTarget,
-    replica: Replicas = None,
-    pool: Pool = None,
-    password_dir: PasswordDir = None,
-    prune: Prune = False,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class UserOptions:
+    """Replicas that get users, and what becomes of users whose replicas are gone."""
+
+    replica: Annotated[
+        list[str] | None,
+        options.flag("--replica", metavar="POOL/NAME", help="A replica that gets a user (repeatable)."),
+    ] = None
+    pool: Annotated[
+        str | None, options.flag("--pool", metavar="POOL", help="The replicas that live in this pool get users.")
+    ] = None
+    password_dir: PasswordDir = None
+    prune: Annotated[
+        bool,
+        options.flag(
+            "--prune",
+            help="Remove users and roles of replicas that are gone: that neither live, nor are expected, nor are named "
+            "by --replica.",
+        ),
+    ] = False
+
+
+def plan(context: click.Context, *, target: EtcdTarget, given: UserOptions) -> None:
     """Print the changes of etcd's users and roles that apply would make."""
-    wanted = _Wanted(target.settings(), replica, pool, _Passwords(password_dir), prune)
-    found, is_on = _run(lambda: _planned(wanted))
+    settings = target.settings()
+    found, is_on = _run(lambda: _planned(settings, given))
     _tell(context, "steps", found, none="users and roles are as they should be", is_on=is_on)
 
 
-def apply(
-    context: click.Context,
-    *,
-    target: EtcdTarget,
-    replica: Replicas = None,
-    pool: Pool = None,
-    password_dir: PasswordDir = None,
-    prune: Prune = False,
-) -> None:
+def apply(context: click.Context, *, target: EtcdTarget, given: UserOptions) -> None:
     """Give etcd a user and a role for each replica, for admin services and for readers of the audit.
 
     A repetition changes nothing more. It never makes etcd ask for users: it says how to, once all have one.
     """
-    settings = target.settings(sends_passwords=password_dir is not None)
-    wanted = _Wanted(settings, replica, pool, _Passwords(password_dir), prune)
-    found, is_on = _run(lambda: _applied(wanted))
+    settings = target.settings(sends_passwords=given.password_dir is not None)
+    found, is_on = _run(lambda: _applied(settings, given))
     _tell(context, "steps", found, none="users and roles are as they should be", is_on=is_on)
 
 
@@ -270,37 +261,26 @@ Planned = tuple[tuple[AccessStep, ...], bool]
 _PoolsAndNames = list[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Replicas that get users, and what becomes of users whose replicas are gone."""
-
-    settings: DaemonSettings
-    replicas: Sequence[str] | None
-    pool: str | None
-    folder: _Passwords
-    prune: bool
-
-
-async def _planned(asked: _Wanted) -> Planned:
-    keys = Keys(asked.settings.prefix)
-    named = [*map(_pool_and_name, asked.replicas or ())]
-    living, remembered = await _replicas(asked.settings, keys)
+async def _planned(settings: DaemonSettings, asked: UserOptions) -> Planned:
+    keys = Keys(settings.prefix)
+    named = [*map(_pool_and_name, asked.replica or ())]
+    living, remembered = await _replicas(settings, keys)
     named += [one for one in living if one[0] == asked.pool]
     want = wanted(keys, dict.fromkeys(named))
-    async with aclosing(EtcdUsers(asked.settings.client_options())) as users:
+    async with aclosing(EtcdUsers(settings.client_options())) as users:
         present, is_on = await users.read(), await users.is_enabled()
-    steps = access_steps(present, want, asked.folder.missing(want))
+    steps = access_steps(present, want, _Passwords(asked.password_dir).missing(want))
     gone = removing_steps(present, keys, {*named, *living, *remembered})
     if gone and not asked.prune:
         note(f"of replicas that are gone there is still: {'; '.join(map(str, gone))} (--prune does it)")
     return (*steps, *(gone if asked.prune else ())), is_on
 
 
-async def _applied(asked: _Wanted) -> Planned:
-    steps, is_on = await _planned(asked)
-    async with aclosing(EtcdUsers(asked.settings.client_options())) as users:
+async def _applied(settings: DaemonSettings, asked: UserOptions) -> Planned:
+    steps, is_on = await _planned(settings, asked)
+    async with aclosing(EtcdUsers(settings.client_options())) as users:
         for one in steps:
-            await _take(users, one, asked.folder)
+            await _take(users, one, _Passwords(asked.password_dir))
     return steps, is_on
 
 

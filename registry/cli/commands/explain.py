@@ -16,7 +16,6 @@ from registry.cli.change.manifest import manifest_schema
 from registry.cli.failure import usage
 from registry.cli.session import session_of
 from registry.cli.views.output import Printer
-from registry.model.messages import Plain
 
 Schema = Mapping[str, Any]
 _KIND = "adapter"
@@ -37,7 +36,7 @@ def explain(
     for part in path:
         found = _field(found, part, whole)
     if printer.is_plain:
-        printer.plain(_plain(whole, found))
+        printer.plain({**found, "$defs": whole["$defs"]})
     elif printer.is_table:
         _tell(printer, ".".join([_KIND, *path]), found, whole, recursive=recursive)
     else:
@@ -71,15 +70,12 @@ def _choices(schema: Schema, whole: Schema) -> Iterator[Schema]:
         yield schema
 
 
-def _plain(whole: Schema, found: Schema) -> Plain:
-    return {**found, "$defs": whole["$defs"]}
-
-
 def _tell(printer: Printer, path: str, schema: Schema, whole: Schema, *, recursive: bool) -> None:
     printer.fields({"FIELD": path, "TAKES": _type(schema, whole), **_default(schema)})
     printer.lines(["", f"{_meaning(schema)}."])
     if "description" in schema and "title" in schema and not _is_whole(schema):
-        printer.lines([f"{_capital(schema['description'])}."])
+        text = schema["description"]
+        printer.lines([f"{text[:1].upper()}{text[1:]}."])
     fields = list(_rows(schema, whole, "", recursive=recursive))
     if fields:
         printer.lines([""])
@@ -94,10 +90,6 @@ def _meaning(schema: Schema) -> str:
     """Meaning of a field; of the whole manifest, what that is."""
     text: str = schema["description"] if _is_whole(schema) else schema["title"]
     return text.partition("\n")[0].rstrip(".")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _rows(schema: Schema, whole: Schema, before: str, *, recursive: bool) -> Iterator[tuple[str, str, str]]:

@@ -31,138 +31,120 @@ PoolName = Annotated[str, options.naming(help="Name of the pool.")]
 _BASE_MODEL = options.flag(
     "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
 )
-MaxRank = Annotated[
-    int | None,
-    options.flag("--max-rank", metavar="N", min=0, max=options.MOST_UINT32, help="Highest LoRA rank; 0: no limit."),
-]
-MaxAdapters = Annotated[
-    int | None,
-    options.flag(
-        "--max-adapters",
-        metavar="N",
-        min=0,
-        max=options.MOST_UINT32,
-        help="Adapters that one engine holds at once; 0: no limit.",
-    ),
-]
-TargetModules = Annotated[
-    list[str] | None,
-    options.flag(
-        "--target-module", metavar="NAME", help="One of the engines' --lora-target-modules; may be repeated; none: all."
-    ),
-]
-RequireSignature = Annotated[
-    bool | None,
-    options.flag(
-        "--require-signature/--no-require-signature", help="Serve only what was signed with a key that sidecars know."
-    ),
-]
-RequireDigest = Annotated[
-    bool | None,
-    options.flag(
-        "--require-digest/--no-require-digest", help="Refuse changes that leave an adapter's source without a digest."
-    ),
-]
-EngineHosts = Annotated[
-    list[str] | None,
-    options.flag(
-        "--engine-host",
-        metavar="HOST|NETWORK[:PORT]",
-        help="Host or network that engines' URLs may name, e.g. 10.0.0.0/8; may be repeated; none or '*': any.",
-    ),
-]
-Prove = Annotated[
-    str | None,
-    options.flag(
-        "--prove",
-        metavar="effect|off",
-        help="Check on engines with the plugin that an adapter has an effect before its name is bound.",
-    ),
-]
-BaseFrom = Annotated[
-    Path | None,
-    options.flag(
-        "--from", metavar="DIR", help="Directory of the base model, whose modules adapters are compared with."
-    ),
-]
-BaseNames = Annotated[
-    list[str] | None,
-    options.flag(
-        "--base-name",
-        metavar="NAME",
-        help="Name that adapters may give this base model; may be repeated; none: any name.",
-    ),
-]
-EvidenceFrom = Annotated[
-    str | None,
-    options.flag(
-        "--evidence-from",
-        metavar="REPLICA",
-        help="Replica whose engine says which modules it applies; check and apply refuse others.",
-    ),
-]
-Expect = Annotated[
-    int | None,
-    options.flag(
-        "--expect",
-        metavar="N",
-        min=0,
-        max=options.MOST_UINT32,
-        help="Number of replicas that the pool expects; 0: those that lived within the last day.",
-    ),
-]
-ExpectLabels = Annotated[
-    list[str] | None,
-    options.flag(
-        "--expect-labels",
-        metavar="K=V[,K=V]:N",
-        help="Number of replicas with these labels that the pool expects; :0 removes the group; may be repeated.",
-    ),
-]
-Roles = Annotated[
-    list[str] | None,
-    options.flag(
-        "--role",
-        metavar="prefill|decode|any",
-        help="Role (label llm-d.ai/role) of which a replica is to serve each adapter; may be repeated.",
-    ),
-]
-EngineKind = Annotated[
-    str | None,
-    options.flag(
-        "--engine-kind",
-        metavar="KIND",
-        help="Kind of its engines: vllm (default), sglang, pegainfer, axolotl, or another driver's.",
-    ),
-]
-EngineNames = Annotated[
-    str | None,
-    options.flag(
-        "--engine-names",
-        metavar="plain|versioned",
-        help="Name of an adapter in engines: its name (default), or name@generation.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
     """Settings of a pool when it is made or changed; None: it is not given."""
 
-    max_rank: MaxRank = None
-    max_adapters: MaxAdapters = None
-    expect: Expect = None
-    expect_labels: ExpectLabels = None
-    target_module: TargetModules = None
-    require_signature: RequireSignature = None
-    require_digest: RequireDigest = None
-    engine_host: EngineHosts = None
-    prove: Prove = None
-    role: Roles = None
-    base_from: BaseFrom = None
-    base_name: BaseNames = None
-    engine_kind: EngineKind = None
-    engine_names: EngineNames = None
+    max_rank: Annotated[
+        int | None,
+        options.flag("--max-rank", metavar="N", min=0, max=options.MOST_UINT32, help="Highest LoRA rank; 0: no limit."),
+    ] = None
+    max_adapters: Annotated[
+        int | None,
+        options.flag(
+            "--max-adapters",
+            metavar="N",
+            min=0,
+            max=options.MOST_UINT32,
+            help="Adapters that one engine holds at once; 0: no limit.",
+        ),
+    ] = None
+    expect: Annotated[
+        int | None,
+        options.flag(
+            "--expect",
+            metavar="N",
+            min=0,
+            max=options.MOST_UINT32,
+            help="Number of replicas that the pool expects; 0: those that lived within the last day.",
+        ),
+    ] = None
+    expect_labels: Annotated[
+        list[str] | None,
+        options.flag(
+            "--expect-labels",
+            metavar="K=V[,K=V]:N",
+            help="Number of replicas with these labels that the pool expects; :0 removes the group; may be repeated.",
+        ),
+    ] = None
+    target_module: Annotated[
+        list[str] | None,
+        options.flag(
+            "--target-module",
+            metavar="NAME",
+            help="One of the engines' --lora-target-modules; may be repeated; none: all.",
+        ),
+    ] = None
+    require_signature: Annotated[
+        bool | None,
+        options.flag(
+            "--require-signature/--no-require-signature",
+            help="Serve only what was signed with a key that sidecars know.",
+        ),
+    ] = None
+    require_digest: Annotated[
+        bool | None,
+        options.flag(
+            "--require-digest/--no-require-digest",
+            help="Refuse changes that leave an adapter's source without a digest.",
+        ),
+    ] = None
+    engine_host: Annotated[
+        list[str] | None,
+        options.flag(
+            "--engine-host",
+            metavar="HOST|NETWORK[:PORT]",
+            help="Host or network that engines' URLs may name, e.g. 10.0.0.0/8; may be repeated; none or '*': any.",
+        ),
+    ] = None
+    prove: Annotated[
+        str | None,
+        options.flag(
+            "--prove",
+            metavar="effect|off",
+            help="Check on engines with the plugin that an adapter has an effect before its name is bound.",
+        ),
+    ] = None
+    role: Annotated[
+        list[str] | None,
+        options.flag(
+            "--role",
+            metavar="prefill|decode|any",
+            help="Role (label llm-d.ai/role) of which a replica is to serve each adapter; may be repeated.",
+        ),
+    ] = None
+    base_from: Annotated[
+        Path | None,
+        options.flag(
+            "--from", metavar="DIR", help="Directory of the base model, whose modules adapters are compared with."
+        ),
+    ] = None
+    base_name: Annotated[
+        list[str] | None,
+        options.flag(
+            "--base-name",
+            metavar="NAME",
+            help="Name that adapters may give this base model; may be repeated; none: any name.",
+        ),
+    ] = None
+    engine_kind: Annotated[
+        str | None,
+        options.flag(
+            "--engine-kind",
+            metavar="KIND",
+            help="Kind of its engines: vllm (default), sglang, pegainfer, axolotl, or another driver's.",
+        ),
+    ] = None
+    engine_names: Annotated[
+        str | None,
+        options.flag(
+            "--engine-names",
+            metavar="plain|versioned",
+            help="Name of an adapter in engines: its name (default), or name@generation.",
+        ),
+    ] = None
 
     def base(self) -> pb.BaseShapes | None:
         """The base model, read from its directory.
@@ -233,7 +215,14 @@ def update(
     *,
     base_model: Annotated[list[str] | None, _BASE_MODEL] = None,
     given: PoolOptions,
-    evidence_from: EvidenceFrom = None,
+    evidence_from: Annotated[
+        str | None,
+        options.flag(
+            "--evidence-from",
+            metavar="REPLICA",
+            help="Replica whose engine says which modules it applies; check and apply refuse others.",
+        ),
+    ] = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,

@@ -232,7 +232,10 @@ def _tell_expected(printer: Printer, source: str, answers: Sequence[ReferenceAns
     long = next((one for one in answers if len(one.prompt) > MAX_EXPECTED_PROMPT_TOKENS), None)
     if long is not None:
         raise usage(f"a prompt is {len(long.prompt)} tokens, and a manifest takes {MAX_EXPECTED_PROMPT_TOKENS}: cut it")
-    told = [{"prompt": one.prompt, "tokens": one.tokens, "logprobs": _rounded(one.logprobs)} for one in answers]
+    told = [
+        {"prompt": one.prompt, "tokens": one.tokens, "logprobs": [round(each, 5) for each in one.logprobs]}
+        for one in answers
+    ]
     expect: Plain = {"answers": told, "tolerance": tolerance}
     distance = max(
         abs(mine - base) for one in answers for mine, base in zip(one.logprobs, one.base_logprobs, strict=True)
@@ -245,7 +248,3 @@ def _tell_expected(printer: Printer, source: str, answers: Sequence[ReferenceAns
         return
     printer.lines([f"# {one['message']}" for one in warnings] or [f"# {far}"])
     printer.lines(yaml_document({"expect": expect}).splitlines()[1:])
-
-
-def _rounded(logprobs: Sequence[float]) -> list[float]:
-    return [round(one, 5) for one in logprobs]

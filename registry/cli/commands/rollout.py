@@ -16,7 +16,6 @@ from registry.cli.views.report import follow_shown
 from registry.client import admin_api as api
 from registry.v1 import registry_pb2 as pb
 
-_UNCONDITIONAL = ""
 _GENERATION_HELP = "Refuse unless this is its generation; 0: any."
 Generation = Annotated[
     int, options.flag("--generation", metavar="G", min=0, max=options.MOST_INT64, help=_GENERATION_HELP)
@@ -32,7 +31,7 @@ def rollout(
     *,
     pool: options.Pool = None,
     generation: Generation = 0,
-    etag: options.Etag = _UNCONDITIONAL,
+    etag: options.Etag = "",
     given: OrderOptions,
 ) -> None:
     """Follow a generation until every replica that should serve it does, or name the others with reasons.

@@ -280,17 +280,12 @@ def _held(pool: PoolSeen) -> Iterator[DoctorFinding]:
     held = [replica for replica in pool.replicas if replica.status.get("held")]
     if not held:
         return
-    told = _replicas_named(held)
     highest = max(_held_revision(replica.text("held")) for replica in held)
     confirm = f"loraplane pool confirm-removals {pool.name} --revision {highest or 'R, as they say'}"
+    told = f"{len(held)} replicas ({named([one.name for one in held])})"
     finding = f"{told} do not follow etcd: {held[0].text('held')}"
     remedy = f"compare with loraplane get adapters; if it is right, for all of them: {confirm}"
     yield error(CheckedPart.POOL, pool.name, "held", finding, remedy)
-
-
-def _replicas_named(replicas: Sequence[ReplicaView]) -> str:
-    """Number of replicas, and the first of their names."""
-    return f"{len(replicas)} replicas ({named([one.name for one in replicas])})"
 
 
 def _held_revision(text: str) -> int:

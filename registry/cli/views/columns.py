@@ -146,11 +146,6 @@ GENERATIONS: OutputView[GenerationRow] = OutputView(
 )
 
 
-def _urgent(replica: ReplicaView) -> object:
-    """The first thing that an operator has to know."""
-    return replica.status.get("held") or replica.status.get("degraded")
-
-
 def _served(replica: ReplicaView) -> str:
     """E.g. ``12/13``; while residency is not known, the names that its status says that the engine answers to."""
     if replica.counts is not None:
@@ -161,10 +156,11 @@ def _served(replica: ReplicaView) -> str:
 
 
 def _note(replica: ReplicaView) -> str:
+    """The first thing that an operator has to know, or else its note."""
     if replica.missing:
         return replica.seen_ago(datetime.now(UTC))
-    urgent = _urgent(replica)
-    return cell(urgent) if urgent else replica.text("note")
+    status = replica.status
+    return cell(status.get("held") or status.get("degraded") or status.get("note"))
 
 
 REPLICAS: OutputView[ReplicaView] = OutputView(

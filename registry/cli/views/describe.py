@@ -33,9 +33,10 @@ from registry.cli.views.residency_view import (
     rows,
     serving_cell,
 )
-from registry.cli.views.why import not_placed
+from registry.cli.views.why import not_placed, several
 from registry.client import admin_api as api
 from registry.model.messages import Plain, restored_dict, spec_dict
+from registry.model.names import label_text
 from registry.residency.health import AdapterRow, state
 from registry.residency.standing import counts_by_replica
 from registry.runtime.clock import span_text
@@ -43,8 +44,6 @@ from registry.v1 import registry_pb2 as pb
 
 Read = TypeVar("Read")
 _EXCEPTION_KEYS = ("name", "generation", "reason", "message", "attempts", "retry_at")
-# So many names of replicas stand in one cell.
-_NAMED = 8
 _EVENTS_WITHIN, _MOST_EVENTS = timedelta(days=1), 10
 _EVENT_COLUMNS = ("TIME", "EVENT", "GENERATION", "BY", "WHY")
 # Of a status, what has a place of its own above the rest.
@@ -156,7 +155,7 @@ def _wrong(printer: Printer, rollout: pb.Rollout | None, warned: dict[tuple[str,
     _standings(printer, rollout, is_well=not warned)
     if warned:
         printer.lines(["", "Warnings:"])
-        printer.table(("REPLICA", "REASON", "MESSAGE"), ((_several(names), *why) for why, names in warned.items()))
+        printer.table(("REPLICA", "REASON", "MESSAGE"), ((several(names), *why) for why, names in warned.items()))
 
 
 def _standings(printer: Printer, rollout: pb.Rollout | None, *, is_well: bool) -> None:
@@ -200,7 +199,7 @@ def _untold(adapter: pb.Adapter, replicas: Sequence[ReplicaView]) -> dict[str, s
         "its engine has to answer and to have the plugin, its sidecar to be of this release; or let the last change "
         f"count alone: loraplane set {cell(adapter.name)} --pool {cell(adapter.pool)} --ttl-from change"
     )
-    return {"Does not expire": f"while uses are not told by {_several(silent)}: {remedy}"}
+    return {"Does not expire": f"while uses are not told by {several(silent)}: {remedy}"}
 
 
 def _kept(adapter: pb.Adapter) -> dict[str, str]:
@@ -252,18 +251,13 @@ def _replica_table(printer: Printer, rollout: pb.Rollout) -> None:
     for one in rollout.replicas:
         if one.state != pb.RolloutReplica.SERVING:
             alike.setdefault(_standing(one), []).append(one.replica)
-    printer.table(("REPLICA", "STATE", "REASON", "MESSAGE"), ((_several(names), *why) for why, names in alike.items()))
+    printer.table(("REPLICA", "STATE", "REASON", "MESSAGE"), ((several(names), *why) for why, names in alike.items()))
 
 
 def _standing(one: pb.RolloutReplica) -> tuple[str, str, str]:
     """State, reason and message."""
     message = "; ".join(part for part in (meanwhile(one), one.message) if part)
     return state_name(one), one.reason or "-", message or "-"
-
-
-def _several(names: Sequence[str]) -> str:
-    """The first of many names, and how many there are."""
-    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])}, … ({len(names)})"
 
 
 def _where(printer: Printer, where: list[pb.AdapterResidency]) -> None:
@@ -342,7 +336,7 @@ def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
             "Served": "{}, pending {}, failed {}, unknown {}".format(*numbers),
             "Leaving": cell(leaving),
             "Engine": engine,
-            "Labels": _pairs(replica.labels),
+            "Labels": cell(label_text(replica.labels)),
             **_process(replica),
         }
     )
@@ -380,10 +374,6 @@ def _loaded_there(where: Iterable[pb.WatchResidencyResponse], replica: str) -> l
         for part in one.replicas
         if part.replica == replica and part.loaded
     ]
-
-
-def _pairs(labels: dict[str, str]) -> str:
-    return ",".join(f"{key}={value}" for key, value in labels.items()) or "-"
 
 
 def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:

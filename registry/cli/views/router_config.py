@@ -47,16 +47,13 @@ def export_config(
     with session.client(timeout_seconds) as client:
         asked = pool_or_only(client, pool)
         if watch is None:
-            _print(form, _exported(client, asked, _residency_now(client, asked)))
+            told = pb.WatchResidencyResponse(snapshot=True, adapters=client.residency(asked))
+            made = export_as(form, [_exported(client, asked, Follower().take(told) or PoolResidency(0, {}))])
+            for one in made.notes:
+                note(one)
+            sys.stdout.write(made.text)
             return
         _keep(client, form, asked, watch)
-
-
-def _print(form: ExportFormat, pool: ExportedPool) -> None:
-    made = export_as(form, [pool])
-    for one in made.notes:
-        note(one)
-    sys.stdout.write(made.text)
 
 
 def _keep(client: AdminClient, form: ExportFormat, pool: str, file: Path) -> None:
@@ -90,11 +87,6 @@ def _states(client: AdminClient, pool: str) -> Iterator[PoolResidency]:
                 state = follower.take(answer) or state
         if state is not None:
             yield state
-
-
-def _residency_now(client: AdminClient, pool: str) -> PoolResidency:
-    told = pb.WatchResidencyResponse(snapshot=True, adapters=client.residency(pool))
-    return Follower().take(told) or PoolResidency(0, {})
 
 
 def _exported(client: AdminClient, pool: str, state: PoolResidency) -> ExportedPool:

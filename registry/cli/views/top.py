@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
@@ -79,7 +78,7 @@ def adapter_rows(answers: Iterable[Plain]) -> list[BusyAdapter]:
         for one in _adapters(said):
             found.setdefault(cell(one.get("name")), []).append((cell(said.get("replica")), one))
     rows = [_adapter_row(name, parts) for name, parts in found.items()]
-    return sorted(rows, key=lambda one: (_or_never(one.last_used_seconds), one.name))
+    return sorted(rows, key=lambda one: (one.last_used_seconds is None, one.last_used_seconds or 0.0, one.name))
 
 
 def _adapter_row(name: str, parts: list[tuple[str, Plain]]) -> BusyAdapter:
@@ -92,10 +91,6 @@ def _adapter_row(name: str, parts: list[tuple[str, Plain]]) -> BusyAdapter:
         sum(requests) if requests else None,
         *(sum(_count(one.get(key)) or 0 for _, one in parts) for key in ("loads", "swaps", "evictions")),
     )
-
-
-def _or_never(seconds: float | None) -> float:
-    return math.inf if seconds is None else seconds
 
 
 def _calls(said: Plain, kind: str) -> tuple[int, float | None]:

@@ -73,8 +73,12 @@ def not_placed(row: AdapterRow, replicas: Iterable[ReplicaView]) -> str:
         return ""
     parts = {one.replica for one in row.residency.replicas}
     names = [one.name for one in replicas if not (one.name in parts or one.missing or one.leaving)]
-    told = ", ".join(names[:_NAMED]) + (f", … ({len(names)})" if len(names) > _NAMED else "")
-    return f"{told} ({_placement(row.record)})" if names else ""
+    return f"{several(names)} ({_placement(row.record)})" if names else ""
+
+
+def several(names: Sequence[str]) -> str:
+    """The first of many names, and how many there are."""
+    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])}, … ({len(names)})"
 
 
 def _of_part(record: pb.Adapter, replica: ReplicaView, part: pb.Residence) -> Explanation:
@@ -82,13 +86,10 @@ def _of_part(record: pb.Adapter, replica: ReplicaView, part: pb.Residence) -> Ex
     if part.state == pb.RolloutReplica.SERVING:
         behind = f"; {_state_there(record, replica, wanted, part.wanted_reason)}" if wanted else ""
         served = f"it answers with generation {part.generation or '?'} to the name {part.model}{behind}"
-        return Explanation(replica.name, answers=True, meant=not wanted, sentence=_lazily(part, served))
+        lazily = "" if part.loaded else ", and loads it at the first request"
+        return Explanation(replica.name, answers=True, meant=not wanted, sentence=served + lazily)
     sentence = f"it does not serve it: {_state_there(record, replica, part.state, part.reason)}"
     return Explanation(replica.name, answers=False, meant=False, sentence=sentence)
-
-
-def _lazily(part: pb.Residence, served: str) -> str:
-    return served if part.loaded else f"{served}, and loads it at the first request"
 
 
 def _state_there(record: pb.Adapter, replica: ReplicaView, state: pb.RolloutReplica.State, reason: str) -> str:
