@@ -112,6 +112,11 @@ def not_found(reason: Reason, message: str) -> CliError:
     return CliError(CommandFailure(Exit.NOT_FOUND, reason, message))
 
 
+def unavailable(reason: Reason, message: str) -> CliError:
+    """A part that the command needs does not answer, or not in time; a repetition may succeed."""
+    return CliError(CommandFailure(Exit.UNAVAILABLE, reason, message))
+
+
 def failure_of(error: RegistryError, request_id: str = "") -> CommandFailure:
     """An error of the registry's own tree as the CLI tells it.
 

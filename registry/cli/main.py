@@ -138,18 +138,18 @@ def run(arguments: Sequence[str]) -> int:
     first, _ = global_options_first(arguments)
     if _NO_TEXT.search("".join(arguments)):
         message = "an argument is not text in UTF-8; names, URIs and files must be"
-        return _report(CommandFailure(Exit.USAGE, Reason.USAGE, message), first)
+        return _report(usage(message).failure, first)
     try:
         return make_command().main(arguments or ["--help"], prog_name="loraplane", standalone_mode=False) or Exit.DONE
     except CliError as error:
         return _report(error.failure, first)
     except click.UsageError as error:
         message = f"{complaint(error)}; see {error.ctx.command_path if error.ctx else 'loraplane'} --help"
-        return _report(CommandFailure(Exit.USAGE, Reason.USAGE, message), first)
+        return _report(usage(message).failure, first)
     except ModuleNotFoundError as error:
         if error.name not in _OF_FILES:
             raise
-        return _report(CommandFailure(Exit.USAGE, Reason.USAGE, install_remedy(error, "files")), first)
+        return _report(usage(install_remedy(error, "files")).failure, first)
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from registry.cli.change.addresses import folder_of, is_here
 from registry.cli.change.sets import Change, with_pool_field
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, CommandFailure, Exit
+from registry.cli.failure import CliError, refused
 from registry.cli.session import Session
 from registry.cli.views.get import Note
 from registry.client import admin_api as api
@@ -131,5 +131,4 @@ def _is_gone(uri: str, credential: str | None) -> bool:
 
 
 def _doubtful(change: Change, reason: Reason, message: str) -> CliError:
-    told = f"{message}, or give --force to go on"
-    return CliError(CommandFailure(Exit.REFUSED, reason, told, f"{change.place}: spec.source.uri"))
+    return refused(reason, f"{message}, or give --force to go on", field=f"{change.place}: spec.source.uri")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, CommandFailure, Exit
+from registry.cli.failure import CliError, CommandFailure, Exit, unavailable
 from registry.cli.views.messages import meanwhile, state_name
 from registry.client import admin_api as api
 from registry.client.adapters import NOWHERE, commands_of, counted_in, is_nowhere_in
@@ -139,9 +139,7 @@ def check_served(followed: Iterable[FollowedRollout]) -> None:
         raise CliError(CommandFailure(Exit.ROLLOUT_FAILED, Reason.ROLLOUT_FAILED, message))
     pending = [one for one in everything if one.rollout is None or not one.rollout.done]
     if pending:
-        raise CliError(
-            CommandFailure(Exit.UNAVAILABLE, Reason.DEADLINE_EXCEEDED, f"not served in time: {_told(pending)}")
-        )
+        raise unavailable(Reason.DEADLINE_EXCEEDED, f"not served in time: {_told(pending)}")
 
 
 def _told(followed: Sequence[FollowedRollout]) -> str:

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from registry.cli.client import AdminClient
 from registry.cli.contexts import as_command, load_contexts
-from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, not_found, refused, usage
+from registry.cli.failure import CliError, failure_of, not_found, refused, unavailable, usage
 from registry.cli.options import DEFAULT_ADMIN
 from registry.cli.views.output import Color, Format, Output, Printer, output_of
 from registry.client import admin_api as api
@@ -228,7 +228,7 @@ def stack_failure(error: StackError, remedy: str = "") -> CliError:
     message = f"{error}, {remedy}" if remedy else str(error)
     if isinstance(error, FolderNotTrusted):
         return refused(Reason.STACK_NOT_TRUSTED, message)
-    return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.STACK_NOT_READY, message))
+    return unavailable(Reason.STACK_NOT_READY, message)
 
 
 def session_of(context: click.Context) -> Session:

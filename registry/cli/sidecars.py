@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.cli.failure import CliError, CommandFailure, Exit, usage
+from registry.cli.failure import CliError, unavailable, usage
 from registry.client.address import Tls, is_of_this_host
 from registry.model.errors import Reason
 from registry.model.messages import Plain
@@ -145,4 +145,4 @@ def _refusal(body: bytes) -> str:
 
 def _unreached(address: str, path: str, why: str) -> CliError:
     message = f"no {path[1:]} of a sidecar at {address}: {why}; --sidecar takes what the sidecar's --http says"
-    return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, message))
+    return unavailable(Reason.SIDECAR_UNAVAILABLE, message)

@@ -282,9 +282,7 @@ def _seen_here(change: Change, folder: Path, pool: pb.Pool, *, force: bool) -> C
         found = f"the files here have {digest}" if digest else "what lies here is not whole"
         if digest and not force:
             message = f"{asked} is pinned, and {found}: pin that, or give another source, or give --force to go on"
-            raise CliError(
-                CommandFailure(Exit.REFUSED, Reason.DIGEST_MISMATCH, message, f"{change.place}: spec.source.digest")
-            )
+            raise refused(Reason.DIGEST_MISMATCH, message, field=f"{change.place}: spec.source.digest")
         return _noted(change, f"digest is left to the replicas, which serve what has {asked}: {found}")
     is_whole = _is_whole(change, folder, pool)
     return _pinned(change, digest) if is_whole and digest is not None else change

@@ -10,7 +10,7 @@ import click
 
 from registry.cli import options
 from registry.cli.contexts import load_contexts
-from registry.cli.failure import CliError, CommandFailure, Exit, not_found, usage
+from registry.cli.failure import not_found, unavailable, usage
 from registry.cli.session import session_of, stack_failure
 from registry.cli.views.output import OutputView, Printer
 from registry.client.contexts import AdminContext, context_path
@@ -93,7 +93,7 @@ def status(context: click.Context, *, folder: options.Folder = DEFAULT_FOLDER) -
     stack = _existing(folder)
     if not _print_status(session_of(context).printer(), stack):
         message = "not every part is ready; start what is missing with: loraplane dev up"
-        raise CliError(CommandFailure(Exit.UNAVAILABLE, Reason.STACK_NOT_READY, message))
+        raise unavailable(Reason.STACK_NOT_READY, message)
 
 
 def down(

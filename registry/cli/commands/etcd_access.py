@@ -35,7 +35,7 @@ from registry.access.etcd_users import (
     wanted,
 )
 from registry.cli import options
-from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, refused, usage
+from registry.cli.failure import CliError, Exit, failure_of, refused, unavailable, usage
 from registry.cli.session import session_of
 from registry.cli.views.get import note
 from registry.etcd3.client import Client
@@ -212,7 +212,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         raise refused(Reason.ETCD_PERMISSION, f"{error}; {remedy}") from error
     except EtcdError as error:
         message = f"etcd: {error}; the same command goes on from where it ended"
-        raise CliError(CommandFailure(Exit.UNAVAILABLE, Reason.ETCD_UNAVAILABLE, message)) from error
+        raise unavailable(Reason.ETCD_UNAVAILABLE, message) from error
 
 
 class _Passwords:

@@ -13,7 +13,7 @@ from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_changes
 from registry.cli.change.sets import Change
 from registry.cli.commands.check import Remap, Source, Vision, compared_with, folder_at, plain_warnings
-from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
+from registry.cli.failure import CliError, CommandFailure, Exit, refused, unavailable, usage
 from registry.cli.local_adapters import unfit
 from registry.cli.session import Session, pool_or_only, session_of
 from registry.cli.source_reader import SourceReader, known_credentials, unreadable
@@ -141,7 +141,7 @@ def _failures(source: str, target: str) -> Iterator[None]:
         message = f"{error} is there with other content; what is published is never replaced: choose another place"
         raise CliError(CommandFailure(Exit.CONFLICT, Reason.DESTINATION_TAKEN, message)) from error
     except Unfinished as error:
-        raise CliError(CommandFailure(Exit.UNAVAILABLE, Reason.UPLOAD_UNFINISHED, str(error))) from error
+        raise unavailable(Reason.UPLOAD_UNFINISHED, str(error)) from error
     except ArtifactError as error:
         raise unreadable(target, error) from error
     except OSError as error:

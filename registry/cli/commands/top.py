@@ -11,7 +11,7 @@ from typing import Annotated
 import click
 
 from registry.cli import options
-from registry.cli.failure import CliError, CommandFailure, Exit
+from registry.cli.failure import CliError, unavailable
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
 from registry.cli.views.get import counted, note, replicas_of
@@ -62,7 +62,7 @@ def top(
     unreached = {name: said for name, said in answers.items() if isinstance(said, str)}
     told = [said for said in answers.values() if not isinstance(said, str)]
     if unreached and not told:
-        raise _unavailable(_left_out(unreached))
+        raise unavailable(Reason.SIDECAR_UNAVAILABLE, _left_out(unreached))
     _show(session.printer(), [replica_row(one, counts) for one in told], adapter_rows(told), unreached)
 
 
@@ -75,15 +75,12 @@ def activity_of(replica: ReplicaView, seconds: float, shown: SidecarAccess) -> P
     address = replica.text("http")
     if replica.missing or address == "-":
         why = "it does not live" if replica.missing else "its status does not say where its sidecar listens"
-        raise _unavailable(why)
+        raise unavailable(Reason.SIDECAR_UNAVAILABLE, why)
     said = ask_sidecar(sidecar_address(address), "/activity", seconds, shown)
     if said.get("incarnation") != replica.incarnation:
-        raise _unavailable(f"another process answers at {address}, as where sidecars listen on their own hosts alone")
+        why = f"another process answers at {address}, as where sidecars listen on their own hosts alone"
+        raise unavailable(Reason.SIDECAR_UNAVAILABLE, why)
     return said
-
-
-def _unavailable(message: str) -> CliError:
-    return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, message))
 
 
 def _asked(ask: Callable[[], Plain]) -> Plain | str:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,7 @@ def _counted(first: CommandFailure, failed: int, total: int) -> CommandFailure:
         f"{failed} of {total} transactions were not applied; the first: {first.message}; once that is mended, the same "
         "command goes on with the rest"
     )
-    return CommandFailure(first.exit, first.reason, message, first.field, first.metadata, first.request_id)
+    return replace(first, message=message)
 
 
 _SHOWN = 20
