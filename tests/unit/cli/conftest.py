@@ -14,6 +14,7 @@ import pytest
 from registry.cli.client import AdminClient
 from registry.cli.main import run
 from registry.client.address import Tls
+from tests.corpus.drafts import LLAMA
 from tests.support.fake_admin import FakeAdmin, connected
 from tests.support.ran import Ran
 
@@ -135,6 +136,12 @@ def cli(address, capsys, monkeypatch, tmp_path) -> Cli:
         return Ran(int(code), captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def adapter(tmp_path) -> Path:
+    """The folder of an adapter that is right."""
+    return LLAMA.draft().write(tmp_path / "adapter")
 
 
 @pytest.fixture

@@ -247,63 +247,34 @@ def test_add_is_for_new_names_and_set_changes_what_it_names_and_shows_it(cli, ad
     assert (other.upsert.spec.HasField("expect"), other.upsert.spec.source.digest) == (False, "")
 
 
-@pytest.mark.parametrize(
-    ("flag", "field", "has", "word", "wanted"),
-    [
-        ("--ttl", "ttl_seconds", None, "7d", 604_800),
-        ("--ttl", "ttl_seconds", 600, "none", None),
-        ("--keep", "keep", None, "3", 3),
-        ("--keep", "keep", 4, "none", None),
-    ],
-)
-def test_set_gives_an_adapter_a_number_and_takes_it_away(cli, admin, flag, field, has, word, wanted):
-    """A time to live, or how many generations are kept, in the words of a manifest."""
-    before = there()
-    if has is not None:
-        setattr(before.spec, field, has)
-    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
-    told = cli("set", "sql", flag, word)
-    assert (told.code, told.out.splitlines()[0]) == (0, f"{field}: {has or '-'} → {wanted or '-'}")
-    (asked,) = admin.asked("ApplyAdapters")
-    spec = asked.changes[0].upsert.spec
-    assert (getattr(spec, field) if spec.HasField(field) else None) == wanted
-
-
-def test_set_lets_a_ttl_begin_with_the_last_use_which_goes_with_the_ttl(cli, admin):
-    before = there()
-    before.spec.ttl_seconds = 600
-    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
-    assert cli("set", "sql", "--ttl-from", "use").code == 0
-    before.spec.ttl_from = "use"
-    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
-    assert cli("set", "sql", "--ttl", "none").code == 0
-    made, taken = (one.changes[0].upsert.spec for one in admin.asked("ApplyAdapters"))
-    assert (made.ttl_from, taken.ttl_from, taken.HasField("ttl_seconds")) == ("use", "", False)
+def placed(least: int, most: int | None = None, per_replica: int = 0) -> dict[str, object]:
+    by_load = pb.ByLoad(max=most, per_replica=per_replica) if most else None
+    return {"placement": pb.Placement(replicas=least, by_load=by_load)}
 
 
 @pytest.mark.parametrize(
     ("has", "words", "wanted"),
     [
-        (None, ["--replicas", "2", "--max-replicas", "8", "--per-replica", "50"], (2, 8, 50)),
-        ((2, 8, 50), ["--max-replicas", "4"], (2, 4, 50)),
-        ((2, 8, 50), ["--per-replica", "9"], (2, 8, 9)),
-        ((2, 8, 50), ["--replicas", "3", "--per-replica", "9"], (3, 8, 9)),
-        ((2, 8, 50), ["--replicas", "3"], (3, None)),
-        ((2, 8, 50), ["--replicas", "0"], (0, None)),
-        ((2, 8, 50), ["--priority", "9"], (2, 8, 50)),
+        ({}, "--ttl 7d", {"ttl_seconds": 604_800}),
+        ({"ttl_seconds": 600}, "--ttl none", {}),
+        ({"ttl_seconds": 600}, "--ttl-from use", {"ttl_seconds": 600, "ttl_from": "use"}),
+        ({"ttl_seconds": 600, "ttl_from": "use"}, "--ttl none", {}),
+        *(({}, "--keep 3", {"keep": 3}), ({"keep": 4}, "--keep none", {})),
+        ({}, "--replicas 2 --max-replicas 8 --per-replica 50", placed(2, 8, 50)),
+        (placed(2, 8, 50), "--max-replicas 4", placed(2, 4, 50)),
+        (placed(2, 8, 50), "--per-replica 9", placed(2, 8, 9)),
+        (placed(2, 8, 50), "--replicas 3 --per-replica 9", placed(3, 8, 9)),
+        (placed(2, 8, 50), "--replicas 3", placed(3)),
+        (placed(2, 8, 50), "--replicas 0", placed(0)),
+        (placed(2, 8, 50), "--priority 9", {**placed(2, 8, 50), "priority": 9}),
     ],
 )
-def test_set_lets_a_number_of_replicas_follow_requests_and_stops_that(cli, admin, has, words, wanted):
-    """A number alone is a fixed one."""
-    before = there(placement=placed(*has) if has else None)
-    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
-    assert cli("set", "sql", *words).code == 0
-    assert admin.asked("ApplyAdapters")[0].changes[0].upsert.spec.placement == placed(*wanted)
-
-
-def placed(least: int, most: int | None, per_replica: int = 0) -> pb.Placement:
-    by_load = pb.ByLoad(max=most, per_replica=per_replica) if most else None
-    return pb.Placement(replicas=least, by_load=by_load)
+def test_set_gives_an_adapter_what_is_named_and_takes_it_away(cli, admin, has, words, wanted):
+    """In the words of a manifest. A number of replicas alone is a fixed one; where a ttl begins goes with the ttl."""
+    admin.answers |= {"GetAdapter": [there(**has)], "ApplyAdapters": [updated]}
+    assert cli("set", "sql", *words.split()).code == 0
+    (asked,) = admin.asked("ApplyAdapters")
+    assert asked.changes[0].upsert.spec == there(**wanted).spec
 
 
 def history_of(*earlier: pb.Adapter) -> object:

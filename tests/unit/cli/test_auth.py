@@ -111,25 +111,13 @@ def test_the_table_has_each_role_and_asks_nobody(cli, admin):
     assert admin.requests == []
 
 
-@pytest.fixture
-def file(tmp_path):
-    (tmp_path / "token").write_text("secret\n")
-    return tmp_path / "token"
-
-
-@pytest.fixture
-def command(tmp_path) -> str:
-    credential = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "kind": "ExecCredential",
-        "status": {"token": "secret"},
-    }
-    (tmp_path / "print it.py").write_text(f"print({json.dumps(credential)!r})")
-    return f"{sys.executable} '{tmp_path / 'print it.py'}'"
-
-
-def test_a_token_is_shown_by_flag_variable_and_context(cli, capsys, admin, file, command, monkeypatch, tmp_path):
+def test_a_token_is_shown_by_flag_variable_and_context(cli, capsys, admin, monkeypatch, tmp_path):
     """What a variable says does not go to the service of a context."""
+    file, program = tmp_path / "token", tmp_path / "print it.py"
+    file.write_text("secret\n")
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    program.write_text(f"print({json.dumps({**credential, 'status': {'token': 'secret'}})!r})")
+    command = f"{sys.executable} '{program}'"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "etc"))
     cli("get", "pools", "--token-file", str(file))
     cli("get", "pools", "--token-command", command)

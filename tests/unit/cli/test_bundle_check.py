@@ -19,11 +19,6 @@ PRIVATE, PUBLIC = make_ec_key()
 
 
 @pytest.fixture
-def adapter(tmp_path) -> Path:
-    return LLAMA.draft().write(tmp_path / "adapter")
-
-
-@pytest.fixture
 def check(capsys, tmp_path, adapter):
     """Checks the adapter; gives exit code, reasons of findings and warnings, and what was told of an error."""
     base = LLAMA.write_base(tmp_path / "base")

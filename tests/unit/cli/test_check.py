@@ -30,11 +30,6 @@ def base(tmp_path) -> Path:
     return LLAMA.write_base(tmp_path / "base")
 
 
-@pytest.fixture
-def adapter(tmp_path) -> Path:
-    return LLAMA.draft().write(tmp_path / "adapter")
-
-
 def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_path, base):
     """R22 applied-whole: the same words in check, in a pool's record, and in a row for each kind of matrix. A wrong one
     ends with 4; programs read reason, key, found, expected and remedy of each.

@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
+import yaml
 from grpc_health.v1 import health_pb2
 
 from registry.cli.doctor import collect, command
@@ -28,6 +29,7 @@ from tests.support.ran import Ran
 from tests.support.tls import Authority
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.test_diagnosis import NOW
+from tests.unit.cli.test_pod_findings import deployment, engine_of, having, spec_of
 
 BAD = error(CheckedPart.REPLICA, "dev/r1", "stale", "it is stale", "restart it")
 ODD = warning(CheckedPart.POOL, "dev", "no_replicas", "it has none", "start some")
@@ -319,34 +321,21 @@ def test_who_does_not_answer_is_named(doctor, admin, clock, health, reason, part
     assert (ran.code, ran.out, ran.error["reason"]) == (4, "", "PERMISSION_DENIED"), "a refusal is an answer"
 
 
-SIDECAR = """
-kind: Deployment
-metadata: {name: v}
-spec:
-  template:
-    spec:
-      initContainers: [{name: loraplane-sidecar, restartPolicy: Always, args: [--advertise-url=http://10.0.0.1:8000]}]
-      containers: [CONTAINER]
-"""
-ENGINE = """{name: vllm, readinessProbe: {httpGet: {path: PATH, port: 7602}},
-       env: [{name: VLLM_ALLOW_RUNTIME_LORA_UPDATING, value: "1"},
-             {name: VLLM_PLUGINS, value: loraplane}, {name: LORAPLANE_PLUGIN, value: "1"}],
-       lifecycle: {preStop: {exec: {command: [curl, "http://127.0.0.1:7602/drain"]}}}}"""
-
-
 @pytest.mark.parametrize(
-    ("container", "code", "told"),
+    ("spoil", "code", "told"),
     [
-        (ENGINE.replace("PATH", "/readyz"), 0, ""),
-        (ENGINE.replace("PATH", "/health"), 0, "readiness_elsewhere\n"),
-        ("", 4, "no_engine\n"),
-        ("{{", 4, "manifests.yaml: document 1, line 8, column 22: not a YAML manifest"),
+        (lambda _pod: None, 0, ""),
+        (having(engine_of, "readinessProbe", "httpGet", "path", "/health"), 0, "readiness_elsewhere\n"),
+        (having(spec_of, "containers", []), 4, "no_engine\n"),
+        (None, 4, "manifests.yaml: document 1, line 2, column 1: not a YAML manifest"),
     ],
     ids=["right", "warned of", "wrong", "no YAML"],
 )
-def test_it_looks_at_manifests_without_asking_any_service(cli, tmp_path, container, code, told):
-    file = tmp_path / "manifests.yaml"
-    file.write_text(SIDECAR.replace("CONTAINER", container))
+def test_it_looks_at_manifests_without_asking_any_service(cli, tmp_path, spoil, code, told):
+    pod, file = deployment(), tmp_path / "manifests.yaml"
+    if spoil:
+        spoil(pod)
+    file.write_text(yaml.safe_dump(pod) if spoil else "{{")
     ran = cli("-o", "name", "doctor", "--manifests", str(file))
     assert (ran.code, told in ran.out + ran.err) == (code, True), ran
 

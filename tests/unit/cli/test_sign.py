@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -16,13 +15,7 @@ from registry.lora.signatures import signer
 from registry.lora.signing.bundle import bundle_in, folder_sha256, read_bundle, statement_in
 from registry.lora.signing.keys import read_signing_key
 from registry.lora.signing.statement import SignatureBinding
-from tests.corpus.drafts import LLAMA
 from tests.support.signing import SigningAuthority, make_ec_key, make_key
-
-
-@pytest.fixture
-def adapter(tmp_path) -> Path:
-    return LLAMA.draft().write(tmp_path / "adapter")
 
 
 @pytest.fixture
