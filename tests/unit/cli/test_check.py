@@ -12,7 +12,6 @@ import pytest
 
 from registry.cli.commands import check, publish
 from registry.cli.local_adapters import Looked, base_message, base_of_pool
-from registry.cli.main import run
 from registry.cli.source_reader import SourceReader
 from registry.client.upload.destination import Destination
 from registry.lora.base_directory import read_base
@@ -30,7 +29,7 @@ def base(tmp_path) -> Path:
     return LLAMA.write_base(tmp_path / "base")
 
 
-def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_path, base):
+def test_what_the_engine_ignores_is_refused_dropped_or_explained(cli, tmp_path, base):
     """R22 applied-whole: the same words in check, in a pool's record, and in a row for each kind of matrix. A wrong one
     ends with 4; programs read reason, key, found, expected and remedy of each.
     """
@@ -39,13 +38,11 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     of_moe = moe.write_base(tmp_path / "moe")
     (of_moe / "config.json").write_text(json.dumps({"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 8}))
     arguments = ["check", str(moe.draft().write(tmp_path / "a")), "--base-model", str(of_moe)]
-    assert run(["-o", "json", *arguments, "--explain"]) == 4
-    said = json.loads(capsys.readouterr().out)
-    assert [one["reason"] for one in said["findings"]] == ["not_applied_by_engine"]
-    assert said["matrices"][0] == {"module": gate, "fate": "refused", "note": "not_applied_by_engine"}
-    assert run([*arguments, "--drop", "mlp.gate", "--explain"]) == 0
-    out = capsys.readouterr().out
-    assert ("warning: modules_dropped" in out, "dropped" in out) == (True, True)
+    ran = cli("-o", "json", *arguments, "--explain")
+    assert (ran.code, [one["reason"] for one in ran.json["findings"]]) == (4, ["not_applied_by_engine"])
+    assert ran.json["matrices"][0] == {"module": gate, "fate": "refused", "note": "not_applied_by_engine"}
+    ran = cli(*arguments, "--drop", "mlp.gate", "--explain")
+    assert (ran.code, "warning: modules_dropped" in ran.out, "dropped" in ran.out) == (0, True, True)
     kept = base_of_pool(pb.Pool(base=base_message(read_base(of_moe))))
     assert kept == read_base(of_moe)
     assert kept.architecture == "Qwen3MoeForCausalLM"
@@ -53,17 +50,17 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     draft.config |= {"lora_alpha": 0, "bias": "all"}
     draft.write(tmp_path / "wrong")
     arguments = ["check", str(tmp_path / "wrong"), "--base-model", str(base), "--max-rank", "2"]
-    assert run(["-o", "json", *arguments]) == 4
-    out, err = capsys.readouterr()
-    found = json.loads(out)["findings"]
+    ran = cli("-o", "json", *arguments)
+    found = ran.json["findings"]
     assert {one["reason"] for one in found} == {"bias_not_supported", "zero_alpha", "rank_too_high"}
     assert all({"reason", "key", "found", "expected", "remedy"} <= one.keys() for one in found)
-    assert json.loads(err)["error"]["reason"] == "ADAPTER_UNFIT"
+    assert (ran.code, ran.error["reason"]) == (4, "ADAPTER_UNFIT")
     draft = LLAMA.draft()
     draft.config["use_dora"] = True
     arguments = ["check", str(draft.write(tmp_path / "dora")), "--base-model", str(base)]
-    assert (run(arguments), run([*arguments, "--dora", "strip"])) == (4, 0), "a policy may be tried out"
-    assert "warning: dora_stripped" in capsys.readouterr().out
+    ran = cli(*arguments, "--dora", "strip")
+    assert (cli(*arguments).code, ran.code) == (4, 0), "a policy may be tried out"
+    assert "warning: dora_stripped" in ran.out
 
 
 NO_BASE = {
@@ -224,15 +221,14 @@ def test_what_an_adapter_is_worth_is_told_in_each_form(cli, looked, here):
         *((f"sign {{adapter}} --key {{base}}{file}", 2) for file in ("", "/gone.pem", "/no.pem")),
     ],
 )
-def test_what_cannot_be_looked_at_is_said(capsys, base, adapter, arguments, code):
+def test_what_cannot_be_looked_at_is_said(cli, base, adapter, arguments, code):
     """X1 secret-free: a file that is no key is not shown."""
     (base / "no.pem").write_text("canary")
-    assert run(arguments.format(adapter=adapter, base=base).split()) == code
-    told = capsys.readouterr().err
-    assert (told.startswith("error: "), "canary" in told) == (True, False)
+    ran = cli(*arguments.format(adapter=adapter, base=base).split())
+    assert (ran.code, ran.err.startswith("error: "), "canary" in ran.err) == (code, True, False)
 
 
-def test_a_base_survives_the_wire_and_only_what_can_be_opened_is_explained(capsys, base, adapter):
+def test_a_base_survives_the_wire_and_only_what_can_be_opened_is_explained(cli, base, adapter):
     read = read_base(base, ("name",))
     assert (base_of_pool(pb.Pool(base=base_message(read))), base_of_pool(pb.Pool())) == (read, None)
     for engine, expected in (("", "vllm"), ("sglang", "sglang"), ("axolotl", "vllm")):
@@ -240,5 +236,5 @@ def test_a_base_survives_the_wire_and_only_what_can_be_opened_is_explained(capsy
         assert of_pool.engine == expected
         assert (of_pool.architecture, of_pool.head_size, of_pool.evidence) == (None, None, None)
     (adapter / "adapter_config.json").write_text("{")
-    assert run(["-o", "json", "check", str(adapter), "--base-model", str(base), "--explain"]) == 4
-    assert json.loads(capsys.readouterr().out)["matrices"] == []
+    ran = cli("-o", "json", "check", str(adapter), "--base-model", str(base), "--explain")
+    assert (ran.code, ran.json["matrices"]) == (4, [])

@@ -66,12 +66,10 @@ def living(lived: int, lacking: int = 0, gone: Sequence[ReplicaView] = (), **mor
     return Survey([PoolSeen("p", (), (), live, gone, lacking=lacking, **more)], (), (), ())
 
 
-def drives(name: str, url: str, incarnation: str) -> ReplicaView:
-    return replica(name, engine=engine_status(url=url, incarnation=incarnation, swap="plugin"))
-
-
-def labelled(name: str, gpu: str) -> ReplicaView:
-    return replace(replica(name), labels={"gpu": gpu})
+def driving(*engines: tuple[str, str]) -> Survey:
+    """A pool of replicas whose engines have such URLs and incarnations."""
+    told = [engine_status(url=url, incarnation=incarnation, swap="plugin") for url, incarnation in engines]
+    return pool(*(replica(f"r{number}", engine=one) for number, one in enumerate(told)))
 
 
 def leaves(seen: Survey) -> Survey:
@@ -109,6 +107,10 @@ def adapter(etag: str = "7", **placement: Any) -> pb.Adapter:
 
 def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadable: tuple[str, ...] = ()) -> Survey:
     return Survey([PoolSeen("p", adapters, unreadable, replicas)], (), (), ())
+
+
+def hindered(**parts: Any) -> Survey:
+    return pool(replica(**{"ready": False, **parts}))
 
 
 def switched_off(replicas: int = 1) -> pb.Adapter:
@@ -160,8 +162,7 @@ E, W = Severity.ERROR, Severity.WARNING
 
 
 def warned(reason: str, **engine: Any) -> Survey:
-    warnings = [Warned(name="", generation=0, reason=reason, message="")]
-    return pool(replica(warnings=warnings, engine=engine_status(**{"swap": "plugin", **engine})))
+    return pool(replica(warnings=of_all(reason, ""), engine=engine_status(**{"swap": "plugin", **engine})))
 
 
 def ranked(limit: int, *highest: int | None, **fields: Any) -> Survey:
@@ -225,6 +226,8 @@ def at(seconds: float) -> str:
 THREE = [adapter(), adapter(), adapter()]
 LAZY = pb.Adapter(name="z", pool="p", etag="7", spec=pb.AdapterSpec(load="lazy"))
 GPU = {"gpu": "a10"}
+OF_GPUS = (replace(replica("r1"), labels=GPU), replace(replica("r2"), labels={"gpu": "b"}))
+LEAVING = replace(replica("r2"), leaving=True)
 ON_EDGES: list[tuple[Survey, str]] = [
     (warned("engine_paused"), "W engine_paused"),
     (warned("kv_connector", swap="refused"), "W kv_connector"),
@@ -285,16 +288,10 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (pool(), "W no_replicas"),
     (Survey((), ("p",), (), ("t",)), "E unreadable_record, E unreadable_record"),
     (replace(pool(replica()), insecure_admin=["--listen: anybody may change everything"]), "W insecure"),
-    (
-        pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(adapter(replicas=1, selector=GPU),)),
-        "W replica_unused",
-    ),
-    (
-        pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(adapter(selector=GPU), adapter())),
-        "I replicas_left_out",
-    ),
-    (pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(switched_off(),)), ""),
-    (pool(labelled("r1", "a10"), adapters=(switched_off(2),)), ""),
+    (pool(*OF_GPUS, adapters=(adapter(replicas=1, selector=GPU),)), "W replica_unused"),
+    (pool(*OF_GPUS, adapters=(adapter(selector=GPU), adapter())), "I replicas_left_out"),
+    (pool(*OF_GPUS, adapters=(switched_off(),)), ""),
+    (pool(OF_GPUS[0], adapters=(switched_off(2),)), ""),
     *(
         (of_roles(roles, *plays), told)
         for roles, plays, told in (
@@ -306,7 +303,7 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (of_roles(("prefill",), "decode", adapters=(switched_off(),)), ""),
     (pool(replica(), replica("r2"), adapters=(adapter(replicas=1),)), "I replicas_left_out"),
     (pool(replica(), replica("r2"), adapters=(adapter(replicas=2),)), ""),
-    (pool(replica(), replace(replica("r2"), leaving=True), adapters=(adapter(replicas=1),)), "W draining"),
+    (pool(replica(), LEAVING, adapters=(adapter(replicas=1),)), "W draining"),
     *(
         (replace(pool(replica()), etcd=[pb.EtcdMember(endpoint="m:1", state=state)]), told)
         for state, told in (
@@ -326,15 +323,9 @@ ON_EDGES: list[tuple[Survey, str]] = [
             *(("2026-01-01T00:00:00Z", "E certificate_expired"), ("some day", "")),
         )
     ),
-    (
-        pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(adapter(replicas=2, selector=GPU),)),
-        "E too_few_replicas",
-    ),
-    (pool(labelled("r2", "b"), adapters=(adapter(selector=GPU),)), "E too_few_replicas"),
-    (
-        pool(replica(), replace(replica("r2"), leaving=True), adapters=(adapter(replicas=2),)),
-        "E too_few_replicas, W draining",
-    ),
+    (pool(*OF_GPUS, adapters=(adapter(replicas=2, selector=GPU),)), "E too_few_replicas"),
+    (pool(OF_GPUS[1], adapters=(adapter(selector=GPU),)), "E too_few_replicas"),
+    (pool(replica(), LEAVING, adapters=(adapter(replicas=2),)), "E too_few_replicas, W draining"),
     (pool(replica(revision=0)), ""),
     (pool(replica(revision=0), adapters=(adapter(""),)), ""),
     (pool(replica(revision=8), adapters=(adapter("5"), adapter("9"), adapter("7"))), "W behind"),
@@ -350,30 +341,23 @@ ON_EDGES: list[tuple[Survey, str]] = [
         for swap, kind, names, told in (
             ("pipelined", "vllm", "plain", "W plugin_absent"),
             ("pipelined", "pegainfer", "plain", "W swap_has_gap"),
-            ("pipelined", "axolotl", "plain", "W swap_has_gap"),
             ("refused", "vllm", "plain", "E engine_unsupported"),
             ("refused", "sglang", "plain", "E engine_unsupported"),
             ("refused", "vllm", "versioned", ""),
             ("pipelined", "vllm", "versioned", ""),
         )
     ),
-    (
-        pool(drives("r1", "http://a", "i"), drives("r2", "http://a", "i"), drives("r3", "http://a", "i")),
-        "E engine_shared",
-    ),
-    (pool(drives("r1", "http://a", "i"), drives("r2", "http://a", "j")), ""),
-    (pool(drives("r1", "http://a", "i"), drives("r2", "http://b", "i")), ""),
-    (pool(drives("r1", "", "i"), drives("r2", "", "i")), ""),
+    (driving(*[("http://a", "i")] * 3), "E engine_shared"),
+    (driving(("http://a", "i"), ("http://a", "j")), ""),
+    (driving(("http://a", "i"), ("http://b", "i")), ""),
+    (driving(("", "i"), ("", "i")), ""),
     (said(lazy={"count": 2, "servable": False, "reason": "never heard of"}), "E lazy_not_servable"),
     (said(lazy={"count": 0, "servable": False, "reason": "no_room"}), ""),
     (said(lazy={"count": 2, "servable": True, "reason": ""}), ""),
     (said(lazy={"count": 2, "servable": False, "reason": "not_ready"}), ""),
     (said(lazy=[]), ""),
     (pool(replica(ready=False, lazy=Lazy(count=1, servable=False, reason="not_ready"))), "E not_ready"),
-    (
-        pool(replica(ready=False, note="another base", warnings=of_all("etcd_proxy", "by it"))),
-        "E not_ready, W etcd_proxy",
-    ),
+    (hindered(note="another base", warnings=of_all("etcd_proxy", "by it")), "E not_ready, W etcd_proxy"),
     (pool(replica(store=stored(300 * MIB, in_use_bytes=2000 * MIB, largest_bytes=40 * MIB))), ""),
     (pool(replica(store=stored(200 * MIB, in_use_bytes=2000 * MIB, largest_bytes=40 * MIB))), "W store_nearly_full"),
     (pool(replica(store=stored(40 * MIB, in_use_bytes=80 * MIB, largest_bytes=40 * MIB))), "W store_nearly_full"),
@@ -401,6 +385,8 @@ def zones(*live: int) -> list[pb.GroupPresence]:
     ]
 
 
+CROWDED = of_all("over_capacity", "for 1")
+ASLEEP = of_all("engine_paused", "it sleeps")
 ENGINE_FULL = stored(2 * MIB, 64 * MIB, 2 * MIB, "budget")
 MANY = pb.UnknownPool(name="p", replicas=21, names=[f"r{number}" for number in range(20)])
 OF_VERSIONS = [replace(replica(f"r{number}"), version="1" if number else "2") for number in range(8)]
@@ -409,10 +395,6 @@ HELD = ["mass_removal: pool confirm-removals p --revision 7", "pool confirm-remo
 
 def held(*texts: str) -> Survey:
     return pool(*(replica(f"r{number}", held=text, stale=True) for number, text in enumerate(texts)))
-
-
-def hindered(**parts: Any) -> Survey:
-    return pool(replica(**{"ready": False, **parts}))
 
 
 # What is found, whole or its beginning, and what the remedy holds.
@@ -440,23 +422,11 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
     ),
     (pool(replica(engine=engine_status(kind="sglang", swap="refused"))), "", "pool update p --engine-names versioned"),
     (hindered(warnings=of_all("blocked", "another base"), note="another base"), "", "describe replica r1"),
-    (
-        hindered(warnings=of_all("engine_paused", "it sleeps"), note="it sleeps", pending=pending("engine_paused")),
-        "",
-        "POST /wake_up",
-    ),
+    (hindered(warnings=ASLEEP, note="it sleeps", pending=pending("engine_paused")), "", "POST /wake_up"),
     (hindered(degraded="9 of 9 refused", note="9 of 9 refused"), "", "loraplane retry adapter NAME"),
     (hindered(degraded="2 of 9", ready=True), "it serves less than it should: 2 of 9", "loraplane retry adapter NAME"),
-    (
-        hindered(warnings=of_all("over_capacity", "for 1"), pending=pending("over_capacity"), ready=True),
-        "",
-        "--max-adapters",
-    ),
-    (
-        hindered(warnings=of_all("engine_paused", "it sleeps"), pending=pending("engine_paused"), ready=True),
-        "",
-        "POST /wake_up",
-    ),
+    (hindered(warnings=CROWDED, pending=pending("over_capacity"), ready=True), "", "--max-adapters"),
+    (hindered(warnings=ASLEEP, pending=pending("engine_paused"), ready=True), "", "POST /wake_up"),
     (
         hindered(pending=pending("engine_cannot_see_store"), ready=True),
         "its engine does not see the files of ",
@@ -466,16 +436,8 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
     (held("--revision 12345678901234567890"), "", "--revision R, as they say"),
     (held(HELD[0], "no word of it"), "2 replicas (r0, r1) do not follow etcd: ", "confirm-removals p --revision 7"),
     (held(*HELD), "3 replicas (r0, r1, r2) do not follow etcd: mass_removal", "--revision 19"),
-    (
-        living(1, gone=[missing("r2"), missing("r3", "?")]),
-        "2 of 3 replicas do not live: r2 (last seen 40 s ago), r3 (just gone)",
-        "",
-    ),
-    (
-        living(0, gone=[missing("r2", "2025-12-31T20:00:00Z")]),
-        "1 of 1 replicas do not live: r2 (last seen 4 h ago)",
-        "",
-    ),
+    (living(1, gone=[missing("r2"), missing("r3", "?")]), "2 of 3 replicas do not live: r2 (last seen 40 s ago), ", ""),
+    (living(0, gone=[missing("r2", "2025-12-31T20:00:00Z")]), "1 of 1 replicas do not live: r2 (last seen 4 h", ""),
     (living(2, expected=3), "1 of 3 replicas do not live", "or loraplane pool update p --expect 2"),
     (living(2, 4), "4 of 6 replicas do not live", "those that are not to come back: loraplane replica forget NAME"),
     (living(1, 1, expected=1), "1 of 2 replicas do not live", "replica forget NAME"),
@@ -486,16 +448,8 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
         "start their sidecars, or loraplane pool update p --expect-labels zone=b:1",
     ),
     (living(1, 2, groups=zones(3, 1), expected=4), "", "pool update p --expect 1 --expect-labels zone=b:1"),
-    (
-        pool(replica(store=ENGINE_FULL)),
-        "its store has room for 2 MiB more within its budget; ",
-        "larger --store-budget",
-    ),
-    (
-        pool(replica(store=stored(0))),
-        "its store has room for 0 MiB more on its disk",
-        "make room on the disk of --store",
-    ),
+    (pool(replica(store=ENGINE_FULL)), "has room for 2 MiB more within its budget; ", "larger --store-budget"),
+    (pool(replica(store=stored(0))), "its store has room for 0 MiB more on its disk", "make room on the disk of"),
     (Survey((), (), (), (), unknown_pools=[MANY]), "it does not exist, and 21 replicas are of it: r0, r1, ", ""),
     (
         replace(pool(*OF_VERSIONS), version_here="2"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+MODELS = "{models: [{id: a, source: 'pvc://m/a', base-model: b}]}"
 SAMPLES = Path(__file__).parents[2] / "samples" / "imports"
 
 
@@ -33,11 +34,18 @@ def test_no_value_of_a_field_that_does_not_map_is_shown(cli):
         assert (ran.code, "does not map" in ran.err, "canary" in ran.out + ran.err) == (0, True, False)
 
 
-def test_standard_input_and_what_maps_whole(cli, monkeypatch):
-    text = "vLLMLoRAConfig: {ensureExist: {models: [{id: a, source: 'pvc://m/a', base-model: b}]}}"
+@pytest.mark.parametrize(
+    ("line", "text", "uri"),
+    [
+        ("lora-syncer - --strict --rewrite pvc://m/=s3://m/", f"vLLMLoRAConfig: {{ensureExist: {MODELS}}}", "s3://m/a"),
+        ("directory - --pool p", "/mnt/a/sql/adapter_config.json\n", "file:///mnt/a/sql"),
+    ],
+)
+def test_standard_input(cli, monkeypatch, line, text, uri):
+    """What maps whole, and a list of paths."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    ran = cli("import", "lora-syncer", "-", "--strict", "--rewrite", "pvc://m/=s3://m/")
-    assert (ran.code, ran.err, yaml.safe_load(ran.out)["spec"]["source"]["uri"]) == (0, "", "s3://m/a")
+    ran = cli("import", *line.split())
+    assert (ran.code, ran.err, yaml.safe_load(ran.out)["spec"]["source"]["uri"]) == (0, "", uri)
 
 
 def test_a_folder_with_a_folder_for_each_adapter(cli, tmp_path):
@@ -56,12 +64,6 @@ def test_a_folder_with_a_folder_for_each_adapter(cli, tmp_path):
     assert (ran.code, yaml.safe_load(ran.out)["spec"]["source"]["uri"]) == (0, "file:///mnt/acme--sql")
 
 
-def test_a_list_of_paths(cli, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("/mnt/a/sql/adapter_config.json\n"))
-    ran = cli("import", "directory", "-", "--pool", "p")
-    assert yaml.safe_load(ran.out)["spec"]["source"]["uri"] == "file:///mnt/a/sql"
-
-
 def test_a_link_out_of_the_folder_is_refused(cli, tmp_path):
     adapter(tmp_path / "elsewhere", "a")
     (tmp_path / "adapters").mkdir()
@@ -71,23 +73,18 @@ def test_a_link_out_of_the_folder_is_refused(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("configs", "code", "message"),
     [
-        ({}, "has no adapter that can be imported; expected A folder with a folder for each adapter"),
-        ({"adapter_config": "[" * (1 << 20) + "[" * 10}, "name a folder that can be read"),
+        ({}, 4, "has no adapter that can be imported; expected A folder with a folder for each adapter"),
+        ({"a": "[" * (1 << 20) + "[" * 10}, 2, "name a folder that can be read"),
+        ({"a": "{}", "b": "{}"}, 2, "has more than 1 folders"),
     ],
+    ids=["none", "a huge file", "too many"],
 )
-def test_a_folder_without_an_adapter_or_with_a_huge_file_is_refused(cli, tmp_path, files, message):
-    (tmp_path / "adapters").mkdir()
-    if files:
-        adapter(tmp_path / "adapters", "a", **files)
-    ran = cli("import", "directory", str(tmp_path / "adapters"))
-    assert (ran.code in {2, 4}, ran.out, message in ran.err) == (True, "", True), ran.err
-
-
-def test_a_folder_of_too_many_is_refused_and_not_read_in_part(cli, tmp_path, monkeypatch):
+def test_a_folder_is_not_read_in_part(cli, tmp_path, monkeypatch, configs, code, message):
     monkeypatch.setattr("registry.cli.commands.imports._MAX_FOLDERS", 1)
-    for name in ("a", "b"):
-        adapter(tmp_path / "adapters", name)
+    (tmp_path / "adapters").mkdir()
+    for name, config in configs.items():
+        adapter(tmp_path / "adapters", name, adapter_config=config)
     ran = cli("import", "directory", str(tmp_path / "adapters"))
-    assert (ran.code, ran.out, "has more than 1 folders" in ran.err) == (2, "", True)
+    assert (ran.code, ran.out, message in ran.err) == (code, "", True), ran.err

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 
 import pytest
 from cryptography import x509
 
-from registry.cli.main import run
 from registry.lora.directory import digest_of
 from registry.lora.ed25519 import read_public_key
 from registry.lora.signatures import signer
@@ -25,19 +23,17 @@ def public(tmp_path) -> str:
     return public
 
 
-def test_an_ed25519_key_prints_a_signature_of_the_digest_that_a_record_pins(capsys, adapter, tmp_path):
+def test_an_ed25519_key_prints_a_signature_of_the_digest_that_a_record_pins(cli, adapter, tmp_path):
     _, public = make_key(tmp_path)
-    arguments = [str(adapter), "--key", str(tmp_path / "key.pem")]
-    assert run(["sign", *arguments]) == 0
-    signature = capsys.readouterr().out.strip()
+    sign = ["sign", str(adapter), "--key", "key.pem"]
+    signature = cli(*sign).out.strip()
     assert signer(digest_of(adapter), signature, {"mine": read_public_key(public)}) == "mine"
-    assert (run(["-o", "json", "sign", *arguments]), json.loads(capsys.readouterr().out)["signature"]) == (0, signature)
-    assert (run(["digest", str(adapter)]), capsys.readouterr().out.strip()) == (0, digest_of(adapter))
-    assert run(["-o", "json", "digest", adapter.as_uri()]) == 0
-    assert json.loads(capsys.readouterr().out)["digest"] == digest_of(adapter)
+    assert cli("-o", "json", *sign).json["signature"] == signature
+    assert cli("digest", str(adapter)).out.strip() == digest_of(adapter)
+    assert cli("-o", "json", "digest", adapter.as_uri()).json["digest"] == digest_of(adapter)
     assert bundle_in(adapter) is None
-    assert run(["sign", *arguments, "--name", "acme/*"]) == 2
-    assert "--name is for an ECDSA key" in capsys.readouterr().err
+    ran = cli(*sign, "--name", "acme/*")
+    assert (ran.code, "--name is for an ECDSA key" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +48,7 @@ def test_an_ed25519_key_prints_a_signature_of_the_digest_that_a_record_pins(caps
     ],
 )
 def test_an_ecdsa_key_writes_a_bundle_over_all_files_of_the_folder(
-    capsys, adapter, tmp_path, public, monkeypatch, flags, binding, told
+    cli, adapter, tmp_path, public, monkeypatch, flags, binding, told
 ):
     """R21 proven-here: each file by its sha256, and what they may be used for; the environment binds no pool."""
     monkeypatch.setenv("LORAPLANE_POOL", "other")
@@ -60,8 +56,8 @@ def test_an_ecdsa_key_writes_a_bundle_over_all_files_of_the_folder(
     (adapter / "notes" / "README.md").write_text("mine")
     (adapter / ".git").mkdir()
     (adapter / ".git" / "config").write_text("not signed")
-    assert run(["sign", str(adapter), "--key", str(tmp_path / "key.pem"), *flags]) == 0
-    assert capsys.readouterr().out == f"{adapter}/model.sig is over 3 files{told}\n"
+    ran = cli("sign", str(adapter), "--key", "key.pem", *flags)
+    assert (ran.code, ran.out) == (0, f"{adapter}/model.sig is over 3 files{told}\n")
     content = bundle_in(adapter)
     assert content is not None
     signed = statement_in(content)
@@ -71,14 +67,13 @@ def test_an_ecdsa_key_writes_a_bundle_over_all_files_of_the_folder(
     assert not list(tmp_path.glob(".adapter.*"))
 
 
-def test_a_certificate_goes_into_the_bundle_and_a_script_gets_its_path(capsys, adapter, tmp_path):
+def test_a_certificate_goes_into_the_bundle_and_a_script_gets_its_path(cli, adapter, tmp_path):
     private, chain = SigningAuthority().issue(x509.RFC822Name("a@b"))
     (tmp_path / "key.pem").write_bytes(private)
     (tmp_path / "chain.pem").write_bytes(chain)
-    arguments = ["sign", str(adapter), "--key", str(tmp_path / "key.pem"), "--certificate", str(tmp_path / "chain.pem")]
-    assert (run(["-o", "name", *arguments]), capsys.readouterr().out) == (0, f"{adapter}/model.sig\n")
-    assert run(["-o", "json", *arguments]) == 0
-    said = json.loads(capsys.readouterr().out)
+    sign = ["sign", str(adapter), "--key", "key.pem", "--certificate", "chain.pem"]
+    assert cli("-o", "name", *sign).out == f"{adapter}/model.sig\n"
+    said = cli("-o", "json", *sign).json
     assert (said["bundle"], said["digest"], len(said["files"])) == (f"{adapter}/model.sig", digest_of(adapter), 2)
     content = bundle_in(adapter)
     assert content is not None
@@ -98,28 +93,23 @@ def test_a_certificate_goes_into_the_bundle_and_a_script_gets_its_path(capsys, a
     ],
 )
 def test_what_cannot_be_signed_is_told_with_what_to_do_and_nothing_is_left(
-    capsys, adapter, tmp_path, public, change, flags, code, why
+    cli, adapter, tmp_path, public, change, flags, code, why
 ):
     change(adapter)
-    assert run(["sign", str(adapter), "--key", str(tmp_path / "key.pem"), *flags]) == code
-    assert why in capsys.readouterr().err
+    ran = cli("sign", str(adapter), "--key", "key.pem", *flags)
+    assert (ran.code, why in ran.err) == (code, True)
     assert not (adapter / "model.sig").is_file()
     assert not list(tmp_path.glob(".adapter.*"))
 
 
-def test_keys_and_places_that_cannot_be_used(capsys, adapter, tmp_path, public):
-    key = str(tmp_path / "key.pem")
-    for arguments, code, why in (
-        ([str(adapter), "--key", "/nowhere"], 2, "--key /nowhere cannot be read"),
-        (["s3://bucket/a", "--key", key], 2, "name the folder"),
-        (["/nowhere", "--key", key], 3, "there is no folder /nowhere"),
+def test_keys_and_places_that_cannot_be_used(cli, adapter, tmp_path, public):
+    (tmp_path / "none.pem").write_text("none")
+    for line, code, why in (
+        (f"{adapter} --key /nowhere", 2, "--key /nowhere cannot be read"),
+        ("s3://bucket/a --key key.pem", 2, "name the folder"),
+        ("/nowhere --key key.pem", 3, "there is no folder /nowhere"),
+        (f"{adapter} --key none.pem", 2, "no unencrypted private key in PEM"),
+        (f"{adapter} --key key.pem --certificate none.pem", 2, "the certificates are not in PEM"),
     ):
-        assert run(["sign", *arguments]) == code
-        assert why in capsys.readouterr().err
-    (tmp_path / "key.pem").write_text("none")
-    assert run(["sign", str(adapter), "--key", key]) == 2
-    assert "no unencrypted private key in PEM" in capsys.readouterr().err
-    (tmp_path / "key.pem").write_bytes(make_ec_key()[0])
-    (tmp_path / "chain.pem").write_text("none")
-    assert run(["sign", str(adapter), "--key", key, "--certificate", str(tmp_path / "chain.pem")]) == 2
-    assert "the certificates are not in PEM" in capsys.readouterr().err
+        ran = cli("sign", *line.split())
+        assert (ran.code, why in ran.err) == (code, True)

@@ -64,7 +64,7 @@ MORE = {
     "set sql --ttl=soon": "--ttl soon: write a number and s, m, h or d, such as 30m; or none",
     **{
         f"set sql --keep={word}": f"--keep {word}: write a whole number of generations, such as 3; or none"
-        for word in ("-1", "two", "9" * 19, "²")
+        for word in ("-1", "two", "9" * 19, "\u0663")
     },
     "set sql --max-replicas 8": "that follows requests needs --replicas and --per-replica, too",
     "set sql --per-replica 8 --replicas 2": "that follows requests needs --max-replicas, too",
