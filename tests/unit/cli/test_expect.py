@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import pytest
 import yaml
 
 from registry.cli.change.manifest import read_manifests
-from registry.cli.main import run
 from registry.model.expected_answers import EXPECT_TOLERANCE, Expect
 from tests.support.adapters import write_adapter
 
@@ -46,11 +44,10 @@ def asked(monkeypatch) -> list[tuple[object, ...]]:
     return found
 
 
-def test_what_is_printed_goes_into_a_manifest(capsys, adapter, asked):
+def test_what_is_printed_goes_into_a_manifest(cli, adapter, asked):
     """As it is, below spec: the same answers come back."""
-    arguments = ["expect", adapter, "--base-model", "/base", "--prompt", "ab", "--prompt-ids", "1, 450", "--tokens=2"]
-    assert run(arguments) == 0
-    printed = capsys.readouterr().out
+    prompts = ["--prompt", "ab", "--prompt-ids", "1, 450"]
+    printed = cli("expect", adapter, "--base-model", "/base", *prompts, "--tokens=2").out
     assert printed.startswith("# without the adapter the logprobs of these tokens are up to 1.5 away\n")
     block = "".join(f"  {line}\n" for line in printed.splitlines())
     (placed,) = read_manifests(MANIFEST + block, "a.yaml")
@@ -65,24 +62,21 @@ def test_what_is_printed_goes_into_a_manifest(capsys, adapter, asked):
     assert asked == [("/base", adapter, ["ab", [1, 450]], 2, "float32")]
 
 
-@pytest.mark.parametrize("form", ["json", "yaml"])
-def test_programs_get_the_same_and_how_far_the_base_is(capsys, monkeypatch, adapter, asked, form):
+def test_programs_get_the_same_and_how_far_the_base_is(cli, monkeypatch, adapter, asked):
     """Where the base answers alike, the answers prove little."""
-    arguments = ["-o", form, "expect", adapter, "--base-model", "/base", "--tolerance", "0.5", "--dtype", "bfloat16"]
-    assert run([*arguments, "--prompt-ids", "1"]) == 0
-    printed = capsys.readouterr().out
-    told = json.loads(printed) if form == "json" else yaml.safe_load(printed)
+    expect = ["expect", adapter, "--base-model", "/base"]
+    whole = [*expect, "--tolerance", "0.5", "--dtype", "bfloat16"]
+    told = cli("-o", "json", *whole, "--prompt-ids", "1").json
+    assert yaml.safe_load(cli("-o", "yaml", *whole, "--prompt-ids", "1").out) == told
     assert Expect.model_validate(told["expect"]).tolerance == 0.5
     assert told["distance"] == pytest.approx(0.01)
-    assert ([one["reason"] for one in told["warnings"]], run(arguments)) == (["expect_tells_little"], 0)
+    assert ([one["reason"] for one in told["warnings"]], cli(*whole).code) == (["expect_tells_little"], 0)
     assert len(asked[-1][2]) == 4, "without prompts it takes some of its own"
     assert asked[-1][3:] == (8, "bfloat16")
     answers = [SimpleNamespace(prompt=[1], tokens=[7], logprobs=[-0.5], base_logprobs=[-1.0])]
     monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(expected=lambda *_: answers))
-    capsys.readouterr()
     for tolerance, is_little in (("0.4", False), ("0.5", True), ("0.6", True)):
-        assert run(["expect", adapter, "--base-model", "/base", "--prompt-ids", "1", "--tolerance", tolerance]) == 0
-        first = capsys.readouterr().out.splitlines()[0]
+        first = cli(*expect, "--prompt-ids", "1", "--tolerance", tolerance).out.splitlines()[0]
         assert first.startswith("# without the adapter the logprobs of these tokens are up to 0.5 away")
         assert ("prove little" in first) == is_little, "to the last bit of it"
 
@@ -99,10 +93,9 @@ def test_programs_get_the_same_and_how_far_the_base_is(capsys, monkeypatch, adap
         (None, 4, "pip install 'loraplane[publish]'"),
     ],
 )
-def test_what_cannot_be_expected_is_said(capsys, adapter, asked, monkeypatch, more, code, said):
+def test_what_cannot_be_expected_is_said(cli, adapter, asked, monkeypatch, more, code, said):
     """Without torch the remedy is named."""
     if more is None:
         monkeypatch.setitem(sys.modules, MODULE, None)
-    assert run(["expect", adapter, "--base-model", "/base", *(more or [])]) == code
-    err = capsys.readouterr().err
-    assert (said in err, len(err) < 600) == (True, True)
+    ran = cli("expect", adapter, "--base-model", "/base", *(more or []))
+    assert (ran.code, said in ran.err, len(ran.err) < 600) == (code, True, True)
