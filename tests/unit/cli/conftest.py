@@ -86,9 +86,10 @@ def clock(monkeypatch) -> Time:
 
 @pytest.fixture
 def time(monkeypatch) -> Time:
-    """What the CLI takes for the time while it follows rollouts."""
+    """What the CLI takes for the time while it follows rollouts, or watches."""
     clock = Time()
-    monkeypatch.setattr("registry.cli.rollout.time", clock)
+    for module in ("rollout", "views.report", "watching"):
+        monkeypatch.setattr(f"registry.cli.{module}.time", clock)
     return clock
 
 

@@ -37,6 +37,7 @@ from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import World, among, assigned, engine_status, members
 
 NAMES = ("r1", "r2", "r3")
+DEAD = engine_status(incarnation="")
 REQUEST = pb.WatchResidencyRequest
 
 
@@ -81,6 +82,11 @@ def disk_full(world: World) -> None:
     world.says("r1", pending=[pending("a", "disk_full"), pending("b", "disk_full")], ready=False)
 
 
+def one_each(world: World) -> None:
+    world.says("r1", failed=[failed()])
+    world.says("r2", pending=[pending()])
+
+
 def kept(world: World) -> None:
     world.put("a", 2)
     all_say(world)
@@ -103,17 +109,9 @@ def new_one(world: World) -> None:
     all_say(world, "r2", "r3")
 
 
-def no_status(world: World) -> None:
-    del world.statuses[KEYS.status(POOL, "r1")]
-
-
 def gone(world: World) -> None:
     world.dead("r1")
     world.remember(*NAMES)
-
-
-def gone_for_good(world: World) -> None:
-    world.dead("r1")
 
 
 def groups(world: World) -> None:
@@ -173,7 +171,7 @@ def last_drains(world: World) -> None:
 
 def drained_and_dead(world: World) -> None:
     last_drains(world)
-    world.says("r3", engine=engine_status(incarnation=""), leaving=[Leaving(name="a", generation=1)])
+    world.says("r3", engine=DEAD, leaving=[Leaving(name="a", generation=1)])
 
 
 def over_capacity(world: World) -> None:
@@ -232,35 +230,25 @@ def handoff(world: World) -> None:
 
 BLOCKED = [Warned(name="", generation=0, reason="blocked", message="no")]
 B, R23 = "b 3/3", "r2 2/2, r3 2/2"
-Prepare = Callable[[World], None]
+UNKNOWN = "a 2/3 u1, b 2/3 u1", f"r1 0/2 u2, {R23}"
+WAITING = "a 2/3 p1, b 2/3 p1", f"r1 0/2 p2, {R23}"
+Prepare = Callable[[World], object]
 SITUATIONS: dict[str, tuple[Prepare, str, str]] = {
     "all well": (all_say, f"a 3/3, {B}", f"r1 2/2, {R23}"),
-    "engine dead": (
-        lambda world: world.says("r1", engine=engine_status(incarnation="")),
-        "a 2/3 u1, b 2/3 u1",
-        f"r1 0/2 u2, {R23}",
-    ),
-    "disk full": (disk_full, "a 2/3 p1, b 2/3 p1", f"r1 0/2 p2, {R23}"),
+    "engine dead": (lambda world: world.says("r1", engine=DEAD), *UNKNOWN),
+    "disk full": (disk_full, *WAITING),
     "refused once": (lambda world: world.says("r1", failed=[failed()]), f"a 2/3 f1, {B}", f"r1 1/2 f1, {R23}"),
-    "one failed, one waits": (
-        lambda world: (world.says("r1", failed=[failed()]), world.says("r2", pending=[pending()])),  # type: ignore[func-returns-value]
-        f"a 1/3 p1 f1, {B}",
-        "r1 1/2 f1, r2 1/2 p1, r3 2/2",
-    ),
+    "one failed, one waits": (one_each, f"a 1/3 p1 f1, {B}", "r1 1/2 f1, r2 1/2 p1, r3 2/2"),
     "kept": (kept, f"a 3/3 f1 b1, {B}", f"r1 2/2 f1 b1, {R23}"),
     "coming": (coming, f"a 3/3 p3 b3, {B}", "r1 2/2 p1 b1, r2 2/2 p1 b1, r3 2/2 p1 b1"),
     "not seen": (not_seen, f"a 3/3 p1 b1, {B}", f"r1 2/2 p1 b1, {R23}"),
     "a new one": (new_one, f"a 3/3, {B}, c 2/3 p1", "r1 2/3 p1, r2 3/3, r3 3/3"),
-    "no status": (no_status, "a 2/3 p1, b 2/3 p1", f"r1 0/2 p2, {R23}"),
-    "unreadable": (
-        lambda world: world.raw("r1", b'{"schema": 1}'),
-        "a 2/3 u1, b 2/3 u1",
-        f"r1 0/2 u2, {R23}",
-    ),
-    "stale": (lambda world: world.says("r1", stale=True), "a 2/3 u1, b 2/3 u1", f"r1 0/2 u2, {R23}"),
-    "blocked": (lambda world: world.says("r1", warnings=BLOCKED), "a 2/3 u1, b 2/3 u1", f"r1 0/2 u2, {R23}"),
-    "gone": (gone, "a 2/3 u1, b 2/3 u1", f"r1 0/2 u2, {R23}"),
-    "gone and not expected": (gone_for_good, "a 2/2, b 2/2", R23),
+    "no status": (lambda world: world.statuses.pop(KEYS.status(POOL, "r1")), *WAITING),
+    "unreadable": (lambda world: world.raw("r1", b'{"schema": 1}'), *UNKNOWN),
+    "stale": (lambda world: world.says("r1", stale=True), *UNKNOWN),
+    "blocked": (lambda world: world.says("r1", warnings=BLOCKED), *UNKNOWN),
+    "gone": (gone, *UNKNOWN),
+    "gone and not expected": (lambda world: world.dead("r1"), "a 2/2, b 2/2", R23),
     "two of five are expected": (groups, "a 3/5 u2, b 3/5 u2", f"r1 2/2, {R23}"),
     "in one zone": (zones, f"a 1/1, {B}", "r1 2/2, r2 1/1, r3 1/1"),
     "its zone is gone": (gone_of_zone, "a 0/1 u1, b 2/3 u1", "r1 0/2 u2, r2 1/1, r3 1/1"),

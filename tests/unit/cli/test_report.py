@@ -94,7 +94,6 @@ def test_in_a_pipe_one_rollout_is_told_as_it_changes_and_several_every_five_seco
         lines = ["0 of 1 replicas serve it (r0 pending: staging)", "1 of 1 replicas serve it"]
         told = [f"sql generation 4: {line}" for line in lines if form in {Format.TABLE, Format.WIDE}]
         assert (form, capsys.readouterr().out.splitlines()) == (form, told)
-    monkeypatch.setattr("registry.cli.views.report.time", time)
     monkeypatch.setattr("registry.cli.rollout._AT_ONCE", 1)
     news = [(10.0, LATE), (4.9, (PENDING, "loading")), (0.1, (PENDING, "checking"))]
     slow = time.later(*((later, rollout(one)) for later, one in news), (4.0, DONE))

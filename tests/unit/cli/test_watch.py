@@ -26,7 +26,6 @@ from registry.cli.watching import (
 from registry.residency.health import AdapterRow, state
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import Refusal
-from tests.unit.cli.conftest import Time
 
 EXPIRED = Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "your token has expired; take a new one")
 ENOUGH = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
@@ -178,14 +177,6 @@ def changes(out: str) -> list[tuple[str, str]]:
 
 BROKEN = Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
 COMPACTED = Refusal(grpc.StatusCode.FAILED_PRECONDITION, "REVISION_COMPACTED", "no")
-
-
-@pytest.fixture
-def time(monkeypatch) -> Time:
-    """Passes at once between looks."""
-    clock = Time()
-    monkeypatch.setattr("registry.cli.watching.time", clock)
-    return clock
 
 
 def labelled(name: str, etag: str, **labels: str) -> pb.AdapterEvent:
