@@ -38,7 +38,6 @@ from tests.support.residency_world import World, among, assigned, engine_status,
 
 NAMES = ("r1", "r2", "r3")
 DEAD = engine_status(incarnation="")
-REQUEST = pb.WatchResidencyRequest
 
 
 @dataclass(frozen=True)

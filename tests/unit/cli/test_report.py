@@ -38,7 +38,6 @@ def applied(request_id: str, revision: int, *results: pb.AdapterResult) -> Appli
 
 
 FULL_UP = CommandFailure(Exit.REFUSED, "QUOTA_EXCEEDED", "full", "a.yaml", {"k": "v"}, "q2")
-AWAY = CommandFailure(Exit.UNAVAILABLE, "ETCD_UNAVAILABLE", "away")
 GOOD = applied("q1", 7, result(CREATED, "a"), result(UPDATED, "b", stable=3), result(UNCHANGED, "c", stable=3))
 LATER = applied("q3", 9, result(DELETED, "d"))
 REFUSED = NotApplied(batch("q2", "e", "f"), FULL_UP)

@@ -126,9 +126,7 @@ def instead(serving_generation: int) -> pb.Rollout:
 
 NO = (FAILED, "bad", "no")
 TOLD = {
-    "1 of 4 replicas serve it (r1, r3 pending: staging; r2 failed: bad - no)": rollout(
-        SERVING, LATE, (FAILED, "bad", "no"), LATE
-    ),
+    "1 of 4 replicas serve it (r1, r3 pending: staging; r2 failed: bad - no)": rollout(SERVING, LATE, NO, LATE),
     "0 of 7 replicas serve it (r0, r1, r2, r3, r4 and 2 more pending: staging)": rollout(*[LATE] * 7),
     "2 of 2 replicas serve it": rollout(SERVING, SERVING),
     "nobody lives": rollout(waiting="nobody lives"),

@@ -269,13 +269,8 @@ def test_how_an_adapter_and_its_replicas_are_for_programs():
     assert value == {"name": "a", "generation": 3, "load": "lazy", "note": "n"}
     assert first["wanted"] == {"generation": 3, "state": "pending", "reason": "staging"}
     said = {"replica": "r2", "model": "a@3", "generation": 3, "state": "failed", "reason": "bad", "loaded": False}
-    assert second == said | {
-        "earlier_generations": [],
-        "engine_url": "",
-        "last_used": "",
-        "wanted": None,
-        "labels": {"a": "1", "b": "2"},
-    }
+    said |= {"earlier_generations": [], "engine_url": "", "last_used": "", "wanted": None}
+    assert second == said | {"labels": {"a": "1", "b": "2"}}
     assert [*second["labels"]] == ["a", "b"]
     told = {"state": "Degraded", "serving": 1, "replicas": 2, "reasons": {"bad": 1, "staging": 1}, "note": "n"}
     assert (status_dict(row(one)), status_dict(row(None))) == (told, None)
