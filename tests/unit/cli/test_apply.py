@@ -372,6 +372,10 @@ def test_what_takes_no_more_room_everywhere_is_not_counted(cli, admin, manifest,
     ran = cli("apply", "-f", manifest(*"abcde"), "--no-atomic")
     assert (ran.code, ran.err.count("is to hold 17: 1 of them wait (over_capacity)")) == (0, 2)
     assert (len(admin.asked("GetPool")), len(admin.asked("ListReplicas"))) == (1, 1)
+    denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not you")
+    admin.answers |= {"ApplyAdapters": [applied], "GetPool": [denied]}
+    ran = cli("apply", "-f", manifest("a"))
+    assert (ran.code, ran.err) == (0, ""), "what was asked for is done, and nobody may look at the pool"
 
 
 def test_an_adapter_is_switched_off_and_on_and_says_so(cli, admin):

@@ -11,6 +11,7 @@ import pytest
 from registry.cli.doctor.pod_findings import pod_findings
 
 Pod = dict[str, Any]
+STORE = "/var/lib/loraplane/store"
 HOOK = {"preStop": {"exec": {"command": ["sh", "-c", "curl http://127.0.0.1:7602/drain?wait=30; sleep 5"]}}}
 
 
@@ -22,7 +23,7 @@ def deployment() -> Pod:
         "image": "registry.example/loraplane/sidecar:0.2.0",
         "restartPolicy": "Always",
         "args": [
-            "--store=/var/lib/loraplane/store",
+            f"--store={STORE}",
             "--engine=http://127.0.0.1:8000",
             "--advertise-url",
             "http://$(POD_IP):8000",
@@ -76,7 +77,7 @@ def of_config_maps(pod: Pod) -> None:
 
 def of_variables(pod: Pod) -> None:
     """Settings may be variables, and an image may be named by its digest."""
-    values = {"STORE": "/var/lib/loraplane/store", "ADVERTISE_URL": "http://[::1"}
+    values = {"STORE": STORE, "ADVERTISE_URL": "http://[::1"}
     env = [{"name": f"LORAPLANE_{name}", "value": value} for name, value in values.items()]
     sidecar_of(pod).update(args=[], env=env, image="loraplane/sidecar@sha256:" + 64 * "0")
 
@@ -100,6 +101,7 @@ def having(of: Callable[[Pod], Any], *path: Any) -> Callable[[Pod], None]:
         (lambda _pod: None, None, ""),
         (lambda pod: engine_of(pod)["volumeMounts"].pop(), "store_not_shared", "vllm does not have it"),
         (having(engine_of, "volumeMounts", 1, "mountPath", "/store"), "store_not_shared", "vllm has it at /store"),
+        (having(engine_of, "volumeMounts", 0, "mountPath", STORE), "store_not_shared", "vllm has it at /var/lib"),
         (lambda pod: sidecar_of(pod).pop("volumeMounts"), "store_not_shared", "is on no volume"),
         (lambda pod: engine_of(pod)["env"].pop(), "plugin_absent", "requests may fail"),
         (lambda pod: engine_of(pod)["env"].pop(1), "plugin_absent", "does not load the plugin"),
