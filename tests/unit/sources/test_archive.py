@@ -8,13 +8,15 @@ import tarfile
 import time
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.sources.archive import receive_archive
-from registry.sources.base import ArtifactError
+from registry.sources.archive import MAX_BUNDLES, bundle_in_archive, receive_archive
+from registry.sources.base import BUNDLE_BYTES, ArtifactError
+from tests.unit.sources.conftest import refused
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b"{}", WEIGHTS: b"w" * 5000}
@@ -56,9 +58,7 @@ def received(
 
 
 def refusal(content: bytes, **options: object) -> ArtifactError:
-    with pytest.raises(ArtifactError) as refused:
-        received(content, **options)
-    return refused.value
+    return refused(partial(received, content, **options))
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
@@ -313,3 +313,31 @@ def test_what_follows_the_two_files_is_not_read():
         chunks(), lambda name, _size, chunks: got.append(name + str(len(b"".join(chunks)))), is_gzipped=False
     )
     assert got == [f"{CONFIG}2", f"{WEIGHTS}5000"]
+
+
+def bundle_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes | None:
+    content = archive(*members)
+    return bundle_in_archive((content[at : at + 700] for at in range(0, len(content), 700)), is_gzipped=False)
+
+
+def test_an_archive_has_a_bundle_before_or_behind_its_files_and_none_of_another_folder():
+    large = b" " * (BUNDLE_BYTES + 5)
+    for place in ("", "a/"):
+        bundle = member(f"{place}model.sig", b"its")
+        assert bundle_of(bundle, *both(place)) == bundle_of(*both(place), bundle) == b"its"
+    for members, bundle in (
+        (both(), None),
+        ([member("other/model.sig", b"its"), *both("a/")], None),
+        ([member("model.sig", b"its")], b"its"),
+        ([member("model.sig", large), *both()], large[:BUNDLE_BYTES]),
+        ([member("model.sig", b"its"), member("model.sig", b"{}"), *both()], b"its"),
+    ):
+        assert bundle_of(*members) == bundle
+
+
+def test_bundles_that_would_fill_the_memory_or_lead_elsewhere_are_refused():
+    """X2 unbreakable: whoever may publish an archive chooses its members."""
+    many = [member(f"{at}/model.sig", b"its") for at in range(MAX_BUNDLES + 1)]
+    link = member("model.sig", b"", type=tarfile.SYMTYPE, linkname="/etc/hostname")
+    for members in (many, [link]):
+        assert refused(bundle_of, *members, *both()).reason == "bad_archive"

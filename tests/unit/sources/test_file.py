@@ -14,10 +14,13 @@ from unittest import mock
 import pytest
 
 from registry.sources.allowed import AllowedSources
-from registry.sources.base import ArtifactError, Stop
+from registry.sources.base import BUNDLE_BYTES, Stop
 from tests.support.adapters import WrittenAdapter, write_adapter
+from tests.unit.sources.conftest import got, refused
 
 WEIGHTS = "adapter_model.safetensors"
+BUNDLE = b'{"mediaType": "any"}' * 100
+LARGE_BUNDLE = b" " * (BUNDLE_BYTES + 5)
 
 
 @pytest.fixture
@@ -31,20 +34,7 @@ def allowed(tmp_path) -> AllowedSources:
 
 
 def fetch(allowed: AllowedSources, uri: str) -> dict[str, bytes]:
-    got: dict[str, bytes] = {}
-
-    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
-        got[name] = b"".join(chunks)
-        assert len(got[name]) == size_bytes
-
-    allowed.source(uri).fetch(receive, Stop())
-    return got
-
-
-def refusal(allowed: AllowedSources, uri: str) -> ArtifactError:
-    with pytest.raises(ArtifactError) as refused:
-        fetch(allowed, uri)
-    return refused.value
+    return got(allowed.source(uri))
 
 
 def test_exactly_the_two_known_files_are_read(allowed, adapter):
@@ -90,7 +80,7 @@ def test_whatever_leads_out_of_the_allowed_roots_is_refused(allowed, adapter, tm
     write_adapter(tmp_path / "allowed-twin")
     (tmp_path / "allowed" / "link").symlink_to(tmp_path / "outside")
     (tmp_path / "allowed" / "loop").symlink_to(tmp_path / "allowed" / "loop")
-    error = refusal(allowed, uri.format(root=tmp_path))
+    error = refused(fetch, allowed, uri.format(root=tmp_path))
     assert (error.reason, error.permanent) == ("source_not_allowed", True)
 
 
@@ -115,7 +105,7 @@ def test_where_a_path_leads_is_not_told(tmp_path, way):
     (tmp_path / "alias").symlink_to(root)
     allowed = AllowedSources([(tmp_path / "alias").as_uri()])
     uri = (tmp_path / "alias" / "x").as_uri()
-    error = refusal(allowed, uri)
+    error = refused(fetch, allowed, uri)
     told = error.message.replace(uri, "")
     assert told != error.message
     for place in (HOST, str(root), sys.executable, os.path.realpath(sys.executable), "/proc"):
@@ -125,7 +115,7 @@ def test_where_a_path_leads_is_not_told(tmp_path, way):
 
 def test_nothing_is_allowed_by_default(adapter):
     """Fail closed."""
-    error = refusal(AllowedSources([]), adapter.uri)
+    error = refused(fetch, AllowedSources([]), adapter.uri)
     assert error.reason == "source_not_allowed"
     assert "--allow-source" in error.message
 
@@ -136,31 +126,26 @@ def test_a_directory_exchanged_for_a_symlink_after_the_check_leads_nowhere(allow
     write_adapter(tmp_path / "outside")
     adapter.directory.rename(tmp_path / "away")
     adapter.directory.symlink_to(tmp_path / "outside")
-    with pytest.raises(ArtifactError):
-        source.fetch(lambda name, size_bytes, chunks: pytest.fail("something was read"), Stop())
+    refused(source.fetch, lambda name, size_bytes, chunks: pytest.fail("something was read"), Stop())
 
 
-def test_what_is_not_there_yet_is_tried_again(allowed, adapter, tmp_path):
+def test_what_is_not_there_yet_is_tried_again_but_not_weights_that_may_hold_code(allowed, adapter, tmp_path):
     """R8: the training job may not have begun to write, or still be writing; whatever lies beside the configuration."""
-    error = refusal(allowed, f"{adapter.uri}-later")
+    error = refused(fetch, allowed, f"{adapter.uri}-later")
     assert (error.reason, error.permanent) == ("source_missing", False)
     assert str(tmp_path / "allowed" / "a-later") in error.message
-    for name, beside in ((WEIGHTS, "readme.md"), ("adapter_config.json", "adapter_model.bin")):
-        write_adapter(adapter.directory)
+    for name, beside, told, reason in (
+        (WEIGHTS, "readme.md", WEIGHTS, "source_incomplete"),
+        ("adapter_config.json", "adapter_model.bin", "adapter_config.json", "source_incomplete"),
+        (WEIGHTS, "adapter_model.bin", "adapter_model.bin", "weights_not_safetensors"),
+        (WEIGHTS, "adapter_model.pt", "adapter_model.pt", "weights_not_safetensors"),
+    ):
+        adapter = write_adapter(tmp_path / "allowed" / f"{name}-{beside}")
         (adapter.directory / name).unlink()
         (adapter.directory / beside).write_bytes(b"x")
-        error = refusal(allowed, adapter.uri)
-        assert (error.reason, error.permanent) == ("source_incomplete", False)
-        assert name in error.message
-
-
-@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
-def test_weights_that_may_hold_code_are_refused(allowed, adapter, name):
-    """Fail closed: safetensors only."""
-    (adapter.directory / WEIGHTS).rename(adapter.directory / name)
-    error = refusal(allowed, adapter.uri)
-    assert (error.reason, error.permanent) == ("weights_not_safetensors", True)
-    assert name in error.message
+        error = refused(fetch, allowed, adapter.uri)
+        assert (error.reason, error.permanent) == (reason, reason == "weights_not_safetensors")
+        assert told in error.message
 
 
 @pytest.mark.parametrize("kind", ["symlink", "dangling", "fifo", "directory", "socket"])
@@ -169,7 +154,7 @@ def test_only_regular_files_are_read(allowed, adapter, kind):
     path = adapter.directory / WEIGHTS
     path.rename(adapter.directory / "blob")
     make_other(path, kind)
-    error = refusal(allowed, adapter.uri)
+    error = refused(fetch, allowed, adapter.uri)
     assert (error.reason, error.permanent) == ("not_a_regular_file", True)
     assert f"{path.name} at {adapter.uri}" in error.message
 
@@ -201,9 +186,8 @@ def test_a_source_that_changes_while_it_is_read_is_not_taken(allowed, adapter, c
         # R16: neither an endless file nor a shortened one is handed on as if it had the size that was said.
         assert sum(len(chunk) for chunk in chunks) == size_bytes
 
-    with pytest.raises(ArtifactError) as refused:
-        allowed.source(adapter.uri).fetch(receive, Stop())
-    assert (refused.value.reason, refused.value.permanent) == ("source_changed", False)
+    told = refused(allowed.source(adapter.uri).fetch, receive, Stop())
+    assert (told.reason, told.permanent) == ("source_changed", False)
 
 
 def alter(path: Path, change: str) -> None:
@@ -226,7 +210,7 @@ def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, ada
     """R8: EIO is the source's, and passes or not; it is no file in place of a directory."""
     error = OSError(errno.EIO, os.strerror(errno.EIO))
     monkeypatch.setattr(f"registry.sources.file.os.{call}", mock.Mock(side_effect=error))
-    told = refusal(allowed, adapter.uri)
+    told = refused(fetch, allowed, adapter.uri)
     assert (told.reason, told.permanent) == ("source_io", False)
 
 
@@ -236,7 +220,7 @@ def test_no_descriptor_is_left_open(allowed, adapter, tmp_path):
         assert opened_below(tmp_path) == [str(adapter.directory / WEIGHTS)]
     fetch(allowed, adapter.uri)
     (adapter.directory / WEIGHTS).unlink()
-    refusal(allowed, adapter.uri)
+    refused(fetch, allowed, adapter.uri)
     assert opened_below(tmp_path) == []
 
 
@@ -247,3 +231,15 @@ def opened_below(folder: Path) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             found.append(str(descriptor.readlink()))
     return [path for path in found if path.startswith(str(folder))]
+
+
+def test_a_bundle_is_a_regular_file_of_which_not_more_is_read_than_counts(allowed, adapter):
+    source = allowed.source(adapter.uri)
+    assert source.signature(Stop()) is None
+    bundle = adapter.directory / "model.sig"
+    for content in (BUNDLE, LARGE_BUNDLE):
+        bundle.write_bytes(content)
+        assert source.signature(Stop()) == content[:BUNDLE_BYTES]
+    bundle.unlink()
+    bundle.symlink_to("/etc/hostname")
+    assert refused(source.signature, Stop()).reason == "not_a_regular_file"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
 from collections.abc import Iterator
@@ -9,26 +10,27 @@ from contextlib import closing
 
 import pytest
 
-from registry.etcd3.backoff import Backoff
 from registry.model.source_uri import parse_prefix, parse_source
-from registry.sources import connections, failures
-from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.credentials import Credentials, HeldCredential
-from registry.sources.credentials_file import read_credentials
+from registry.sources import connections
+from registry.sources.base import BUNDLE_BYTES, SourceLimits, Stop
+from registry.sources.credentials import HeldCredential
 from registry.sources.getter import MAX_REDIRECTS
-from registry.sources.http import Web, web_source
+from registry.sources.http import Web, WebSource, web_source
 from tests.support.web import Exchange, Site, serving
+from tests.unit.sources.conftest import got, refusal, refused
+from tests.unit.sources.test_archive import archive, both, member
+from tests.unit.sources.test_file import BUNDLE, LARGE_BUNDLE
 
 CONFIG, WEIGHTS = b"{}", bytes(range(256)) * 400
+FILES = {"adapter_config.json": CONFIG, "adapter_model.safetensors": WEIGHTS}
 NAMES = ["/team/a/adapter_config.json", "/team/a/adapter_model.safetensors"]
 LIMITS = SourceLimits(connect_seconds=60, idle_seconds=60, pace_seconds=60)
 
 
 @pytest.fixture(autouse=True)
-def _no_time_counts(monkeypatch) -> None:
-    """What is tried again is tried at once, and what is kept is kept on a machine that stops for a while too."""
+def _nothing_expires(monkeypatch) -> None:
+    """What is kept is kept on a machine that stops for a while too."""
     monkeypatch.setattr(connections, "KEPT_SECONDS", 600.0)
-    monkeypatch.setattr(failures, "_WAIT", Backoff(base_seconds=0.0, cap_seconds=0.0))
 
 
 @pytest.fixture
@@ -51,39 +53,18 @@ def web() -> Iterator[Web]:
         yield web
 
 
-class Got(dict[str, bytes]):
-    """What was handed over, and how often each file was begun."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun: list[str] = []
-
-    def __call__(self, name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
-        self.begun.append(name)
-        self[name] = b"".join(chunks)
-        assert len(self[name]) == size_bytes
+def at(web: Web, uri: str, *named: str, held: HeldCredential | None = None) -> WebSource:
+    return web_source(web, parse_source(uri), [parse_prefix(one) for one in named or [uri]], held)
 
 
-def fetch(web: Web, uri: str, *named: str, held: HeldCredential | None = None, got: Got | None = None) -> Got:
-    got = Got() if got is None else got
-    source = parse_source(uri)
-    web_source(web, source, [parse_prefix(one) for one in named], held).fetch(got, Stop())
-    return got
-
-
-def refusal(web: Web, site: Site, *named: str, held: HeldCredential | None = None) -> ArtifactError:
-    with pytest.raises(ArtifactError) as refused:
-        fetch(web, f"{site.url}/team/a/", *(named or (f"{site.url}/team/",)), held=held)
-    return refused.value
-
-
-def whole(got: Got) -> bool:
-    return [*got.values()] == [CONFIG, WEIGHTS]
+def team(web: Web, site: Site) -> WebSource:
+    """What lies at the site's `/team/a/`; all of the team's is named."""
+    return at(web, f"{site.url}/team/a/", f"{site.url}/team/")
 
 
 def test_a_file_is_asked_for_as_it_is_and_with_nothing_of_ours(site, web):
     """R4, X1: packed on its way, its bytes would be others; a credential goes only where one is named."""
-    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert got(team(web, site)) == FILES
     assert site.paths == NAMES
     assert [(headers["Accept-Encoding"], headers.get("Authorization")) for _, headers in site.seen] == [
         ("identity", None)
@@ -107,7 +88,7 @@ def redirecting(location: str):
 def test_a_redirect_to_what_nobody_allowed_is_refused(site, web, location):
     """Fault 28. One that leads back to itself ends too."""
     site.answers[NAMES[1]] = redirecting(location)
-    error = refusal(web, site)
+    error = refusal(team(web, site))
     assert (error.reason, error.permanent) == ("redirect_not_allowed", True)
     assert site.paths.count(NAMES[1]) == (MAX_REDIRECTS + 1 if location == NAMES[1] else 1)
 
@@ -115,7 +96,7 @@ def test_a_redirect_to_what_nobody_allowed_is_refused(site, web, location):
 @pytest.mark.parametrize("location", ["https://10.0.0.1/", "https://169.254.169.254/latest/meta-data/"])
 def test_a_redirect_leads_to_public_addresses_only(site, web, location):
     site.answers[NAMES[1]] = redirecting(location)
-    assert refusal(web, site).reason == "address_not_allowed"
+    assert refusal(team(web, site)).reason == "address_not_allowed"
 
 
 def test_what_a_redirect_says_beside_where_it_leads_is_not_read_without_end(site, web):
@@ -131,37 +112,20 @@ def test_what_a_redirect_says_beside_where_it_leads_is_not_read_without_end(site
             is_over.set()
 
     site.answers[NAMES[1]], site.files["/team/w"] = talkative, WEIGHTS
-    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert got(team(web, site)) == FILES
     assert is_over.wait(60)
     assert sum(written) < most
 
 
-@pytest.fixture
-def credentials(tmp_path, monkeypatch):
-    """What holds a credential for what is below a prefix; its secret is the variable SECRET."""
-    monkeypatch.setenv("SECRET", "one")
-
-    def hold(prefix: str, uri: str) -> HeldCredential | None:
-        file = tmp_path / "credentials.yaml"
-        file.write_text(f"team: {{kind: env, variable: SECRET, prefixes: ['{prefix}']}}\n")
-        return Credentials(read_credentials(file)).hold("team", parse_source(uri))
-
-    return hold
-
-
-def sent(site: Site) -> list[str | None]:
-    """The credential of each request."""
-    return [headers.get("Authorization") for _, headers in site.seen]
-
-
-def test_a_credential_that_is_bound_to_two_places_is_not_sent_on_from_one_to_the_other(site, other, web, credentials):
+def test_a_credential_that_is_bound_to_two_places_is_not_sent_on_from_one_to_the_other(site, other, web, hold):
     """X1 secret-free: whoever redirects there may be somebody else than the record names."""
     uri = f"{site.url}/team/a/"
     other.files["/team/w"] = WEIGHTS
     site.answers[NAMES[1]] = redirecting(f"{other.url}/team/w")
-    held = credentials(f"{site.url}/team/', '{other.url}/team/", uri)
-    assert whole(fetch(web, uri, f"{site.url}/", f"{other.url}/", held=held))
-    assert (sent(site), sent(other)) == (["Bearer one"] * 2, [None])
+    held = hold(uri, "one", f"{site.url}/team/", f"{other.url}/team/")
+    assert got(at(web, uri, f"{site.url}/", f"{other.url}/", held=held)) == FILES
+    sent = [[headers.get("Authorization") for _, headers in one.seen] for one in (site, other)]
+    assert sent == [["Bearer one"] * 2, [None]]
 
 
 @pytest.mark.parametrize(("size_bytes", "accepted"), [(9_999, 1), (10_000, 2)])
@@ -169,7 +133,7 @@ def test_a_connection_outlives_a_redirect_with_a_short_body(site, web, size_byte
     """R16: a long one is not read for its sake."""
     site.answers[NAMES[1]] = lambda exchange: exchange.send(302, bytes(size_bytes), Location="/team/w")
     site.files["/team/w"] = WEIGHTS
-    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert got(team(web, site)) == FILES
     assert len(site.accepted) == accepted
 
 
@@ -177,7 +141,7 @@ def test_a_connection_on_which_more_came_than_was_said_is_not_used_again(site, w
     """R4: it would be taken for the answer to the next request."""
     more = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad"
     site.answers[NAMES[0]] = lambda exchange: exchange.send(200, CONFIG + more, Content_Length=len(CONFIG))
-    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert got(team(web, site)) == FILES
     assert len(site.accepted) == 2
 
 
@@ -186,18 +150,14 @@ def test_five_redirects_are_followed_and_no_sixth(site, web):
     for number in range(6):
         site.answers[f"/team/{number}"] = redirecting(f"/team/{number + 1}")
     site.answers[NAMES[1]], site.files["/team/6"] = redirecting("/team/2"), WEIGHTS
-    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert got(team(web, site)) == FILES
     site.answers[NAMES[1]] = redirecting("/team/1")
-    assert refusal(web, site).reason == "redirect_not_allowed"
-
-
-def source_at(web: Web, uri: str):
-    return web_source(web, parse_source(uri), [parse_prefix(uri)], None)
+    assert refusal(team(web, site)).reason == "redirect_not_allowed"
 
 
 def test_the_version_of_a_source_changes_with_its_files_and_takes_none_of_them(site, web):
     """R8: what is refused for good is looked at, whatever its size."""
-    source = source_at(web, f"{site.url}/team/a/")
+    source = team(web, site)
     first = source.version(Stop())
     assert first
     assert first == source.version(Stop())
@@ -209,35 +169,30 @@ def test_the_version_of_a_source_changes_with_its_files_and_takes_none_of_them(s
     site.has_tags = False
     assert source.version(Stop()) == "", "a server that tells nothing is asked for the files"
     site.answers[NAMES[0]] = lambda exchange: exchange.send(500)
-    with pytest.raises(ArtifactError, match="answered 500"):
-        source.version(Stop())
+    assert "answered 500" in refused(source.version, Stop()).message
 
 
 @pytest.mark.parametrize("status", [404, 410])
 def test_a_source_is_gone_when_the_server_says_so_of_a_file(site, web, status):
     """Without taking a file; what is refused, overloaded or broken says nothing of it."""
-    source = source_at(web, f"{site.url}/team/a/")
+    source = team(web, site)
     assert not source.is_gone(Stop())
     assert {headers["Range"] for _, headers in site.seen} == {"bytes=0-0"}
     site.has_tags = False
     assert not source.is_gone(Stop())
     for other in (401, 403, 429, 500, 503, 418):
         site.answers[NAMES[1]] = lambda exchange, other=other: exchange.send(other)
-        with closing(Web(LIMITS)) as alone, pytest.raises(ArtifactError) as unknown:
-            source_at(alone, f"{site.url}/team/a/").is_gone(Stop())
-        assert unknown.value.reason != "source_missing"
+        with closing(Web(LIMITS)) as alone:
+            assert refused(team(alone, site).is_gone, Stop()).reason != "source_missing"
     site.answers[NAMES[1]] = lambda exchange: exchange.send(status)
     assert source.is_gone(Stop())
     site.answers[NAMES[1]] = lambda exchange: exchange.send(status, X_Error_Code="RepoNotFound")
     assert not source.is_gone(Stop()), "a hub hides so what a credential may not see"
-
-
-def test_an_archive_is_gone_like_a_file(site, web):
     site.files["/team/a.tar"] = b"tar"
-    source = source_at(web, f"{site.url}/team/a.tar")
-    assert not source.is_gone(Stop())
+    packed = at(web, f"{site.url}/team/a.tar")
+    assert not packed.is_gone(Stop())
     del site.files["/team/a.tar"]
-    assert source.is_gone(Stop())
+    assert packed.is_gone(Stop())
 
 
 @pytest.mark.parametrize(
@@ -252,7 +207,7 @@ def test_an_archive_is_gone_like_a_file(site, web):
 def test_weights_that_are_missing_are_named_and_what_is_there_instead(site, web, other, reason, said):
     """R8: what can never be had by waiting is not waited for."""
     site.files[f"/team/a/{other}"] = site.files.pop(NAMES[1])
-    error = refusal(web, site)
+    error = refusal(team(web, site))
     assert (error.reason, error.permanent) == (reason, reason != "source_missing")
     assert said in error.message
 
@@ -269,5 +224,23 @@ def test_a_source_that_only_announces_an_answer_is_as_silent_as_one_that_says_no
 
     site.answers[NAMES[0]] = announces
     with closing(Web(SourceLimits(connect_seconds=60, idle_seconds=0.5, pace_seconds=60))) as web:
-        assert refusal(web, site).reason == "source_timeout"
+        assert refusal(team(web, site)).reason == "source_timeout"
     assert site.paths == [NAMES[0]]
+
+
+@pytest.mark.parametrize("content", [None, BUNDLE, LARGE_BUNDLE])
+def test_a_bundle_is_a_file_beside_the_others(site, web, content):
+    if content is not None:
+        site.files["/team/a/model.sig"] = content
+    source = team(web, site)
+    assert source.signature(Stop()) == (content and content[:BUNDLE_BYTES])
+    site.answers["/team/a/model.sig"] = lambda exchange: exchange.send(403, b"")
+    assert refused(source.signature, Stop()).reason == "source_denied"
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.tar.gz", gzip.compress), ("a.tar", bytes)])
+def test_the_bundle_of_an_archive_is_a_member_of_the_folder_of_the_files(site, web, name, pack):
+    source = at(web, f"{site.url}/{name}")
+    assert refused(source.signature, Stop()).reason == "source_missing"
+    site.files[f"/{name}"] = pack(archive(member("a/model.sig", BUNDLE), *both("a/")))
+    assert source.signature(Stop()) == BUNDLE

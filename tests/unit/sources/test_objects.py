@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from obstore.exceptions import BaseError, GenericError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
-from registry.etcd3.backoff import Backoff
 from registry.model.source_uri import parse_source
-from registry.sources import failures, object_stores
-from registry.sources.base import ArtifactError, Stop
-from registry.sources.credentials import Credentials, HeldCredential
-from registry.sources.credentials_file import read_credentials
+from registry.sources import object_stores
+from registry.sources.base import BUNDLE_BYTES, Stop
+from registry.sources.credentials import HeldCredential
 from registry.sources.failures import MAX_ATTEMPTS
 from registry.sources.object_stores import ObjectSource, open_store
 from registry.sources.origins import Origins
+from tests.unit.sources.conftest import got, refusal, refused
+from tests.unit.sources.test_file import LARGE_BUNDLE
 
 CONFIG, WEIGHTS = b"{}", bytes(range(256)) * 10
 RANGE = 1000
@@ -76,40 +76,23 @@ class PlayedStores:
 
 @pytest.fixture
 def stores(monkeypatch) -> PlayedStores:
-    monkeypatch.setattr(failures, "_WAIT", Backoff(base_seconds=0.0, cap_seconds=0.0))
     made = PlayedStores({"team/a/adapter_config.json": CONFIG, "team/a/adapter_model.safetensors": WEIGHTS})
     monkeypatch.setattr(object_stores.obstore, "get", made.get)
     return made
 
 
 @pytest.fixture
-def held(tmp_path, monkeypatch) -> HeldCredential | None:
-    monkeypatch.setenv("SECRET", '{"token": "one"}')
-    file = tmp_path / "credentials.yaml"
-    file.write_text("team: {kind: env, variable: SECRET, prefixes: ['gs://bucket/']}\n")
-    return Credentials(read_credentials(file)).hold("team", parse_source(URI))
+def held(hold) -> HeldCredential:
+    return hold(URI, {"token": "one"}, "gs://bucket/")
 
 
-def fetch(stores: PlayedStores, held: HeldCredential | None = None) -> dict[str, bytes]:
-    got: dict[str, bytes] = {}
-
-    def receive(name: str, size_bytes: int, chunks) -> None:
-        got[name] = b"".join(chunks)
-        assert len(got[name]) == size_bytes
-
-    ObjectSource(stores, parse_source(URI), held, RANGE).fetch(receive, Stop())  # type: ignore[arg-type]
-    return got
-
-
-def refusal(stores: PlayedStores, held: HeldCredential | None = None) -> ArtifactError:
-    with pytest.raises(ArtifactError) as refused:
-        fetch(stores, held)
-    return refused.value
+def source(stores: PlayedStores, held: HeldCredential | None = None) -> ObjectSource:
+    return ObjectSource(stores, parse_source(URI), held, RANGE)  # type: ignore[arg-type]
 
 
 def test_the_two_objects_come_in_ranges_of_one_version(stores):
     """R4 digest-true."""
-    assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
+    assert [*got(source(stores)).values()] == [CONFIG, WEIGHTS]
     assert stores.asked == [
         (1, "adapter_config.json", 0, 1000, None),
         (1, "adapter_model.safetensors", 0, 1000, None),
@@ -120,10 +103,10 @@ def test_the_two_objects_come_in_ranges_of_one_version(stores):
 
 def test_what_fails_in_passing_costs_one_range(stores, held):
     stores.faults = [None, None, GenericError("reset"), OSError("gone")]
-    assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
+    assert [*got(source(stores)).values()] == [CONFIG, WEIGHTS]
     assert [start for _, _, start, _, _ in stores.asked] == [0, 0, 1000, 1000, 1000, 2000]
     stores.faults = [PermissionDeniedError("an old secret")]
-    assert [*fetch(stores, held).values()] == [CONFIG, WEIGHTS]
+    assert [*got(source(stores, held)).values()] == [CONFIG, WEIGHTS]
     assert [store for store, *_ in stores.asked[6:]] == [2, 3, 3, 3, 3], "with the newest secret"
 
 
@@ -138,7 +121,7 @@ def test_a_store_that_takes_no_condition_gives_no_mixture(stores, monkeypatch):
         return get(store, key, options={"range": options["range"]})
 
     monkeypatch.setattr(object_stores.obstore, "get", unconditional)
-    assert [*fetch(stores).values()] == [CONFIG, newer]
+    assert [*got(source(stores)).values()] == [CONFIG, newer]
 
 
 @pytest.mark.parametrize("change", [lambda content: content[1:], lambda content: content * 1000])
@@ -153,7 +136,7 @@ def test_a_range_is_as_long_as_it_was_announced(stores, change, monkeypatch):
         return found
 
     monkeypatch.setattr(object_stores.obstore, "get", lying)
-    assert refusal(stores).reason == "source_incomplete"
+    assert refusal(source(stores)).reason == "source_incomplete"
     assert len(stores.asked) == MAX_ATTEMPTS
     assert sum(read) < MAX_ATTEMPTS * 2 * RANGE
 
@@ -171,7 +154,7 @@ def test_a_range_is_as_long_as_it_was_announced(stores, change, monkeypatch):
 def test_what_a_store_refuses_is_said_in_words_of_ours(stores, fault, reason, asked):
     """X1 secret-free: those of the client repeat addresses and signatures."""
     stores.faults = [fault] * 9
-    error = refusal(stores)
+    error = refusal(source(stores))
     assert (error.reason, error.permanent, len(stores.asked)) == (reason, False, asked)
     assert "gs://bucket/team/a/adapter_config.json" in error.message
     assert "secret" not in error.message
@@ -181,9 +164,7 @@ def test_who_is_stopped_asks_for_no_further_range(stores):
     """R12."""
     stop = Stop()
     stores.faults = [None, stop.set]
-    with pytest.raises(ArtifactError) as stopped:
-        ObjectSource(stores, parse_source(URI), None, RANGE).fetch(lambda _n, _s, chunks: list(chunks), stop)  # type: ignore[arg-type,return-value]
-    assert (stopped.value.reason, len(stores.asked)) == ("staging_stopped", 2)
+    assert (refusal(source(stores), stop).reason, len(stores.asked)) == ("staging_stopped", 2)
 
 
 KEY = '{"type": "service_account", "gcs_base_url": "%s"}'
@@ -193,51 +174,57 @@ KEY = '{"type": "service_account", "gcs_base_url": "%s"}'
 def test_a_key_that_leads_nowhere_is_told_and_breaks_nothing(held, monkeypatch, url):
     """X2: the client itself would end the process."""
     monkeypatch.setenv("SECRET", KEY % url)
-    with pytest.raises(ArtifactError) as refused:
-        open_store(parse_source(URI), held)
-    assert (refused.value.reason, refused.value.permanent) == ("credential_unavailable", False)
-    assert "its gcs_base_url cannot be used" in refused.value.message
+    error = refused(open_store, parse_source(URI), held)
+    assert (error.reason, error.permanent) == ("credential_unavailable", False)
+    assert "its gcs_base_url cannot be used" in error.message
 
 
 def test_the_version_of_a_source_changes_with_its_objects(stores):
     """R8: what is refused for good is looked at, whatever its size."""
-    source = ObjectSource(stores, parse_source(URI), None)  # type: ignore[arg-type]
-    first = source.version(Stop())
+    made = source(stores)
+    first = made.version(Stop())
     assert "t1" in first
     assert [(start, end) for _, _, start, end, _ in stores.asked] == [(0, 1)] * 2
     stores.tag = "t2"
-    second = source.version(Stop())
+    second = made.version(Stop())
     del stores.objects["team/a/adapter_model.safetensors"]
-    assert len({first, second, source.version(Stop())}) == 3
+    assert len({first, second, made.version(Stop())}) == 3
     stores.tag = None
-    assert source.version(Stop()) == ""
+    assert made.version(Stop()) == ""
     stores.faults = [GenericError("no")] * 9
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        source.version(Stop())
+    assert "cannot be read" in refused(made.version, Stop()).message
 
 
 def test_a_source_is_gone_when_its_store_says_so_of_an_object(stores):
     """What is refused or broken says nothing of it: who may not list a bucket is refused what is not there."""
-    source = ObjectSource(stores, parse_source(URI), None)  # type: ignore[arg-type]
+    made = source(stores)
     stores.tag = None
-    assert not source.is_gone(Stop())
+    assert not made.is_gone(Stop())
     assert [(start, end) for _, _, start, end, _ in stores.asked] == [(0, 1)] * 2
     for fault in (PermissionDeniedError("no"), UnauthenticatedError("no"), GenericError("503")):
         stores.faults = [fault] * 9
-        with pytest.raises(ArtifactError) as unknown:
-            source.is_gone(Stop())
-        assert unknown.value.reason in {"source_denied", "source_io"}
+        assert refused(made.is_gone, Stop()).reason in {"source_denied", "source_io"}
     stores.faults.clear()
     stores.origins = Origins()
     del stores.objects["team/a/adapter_model.safetensors"]
-    assert source.is_gone(Stop())
+    assert made.is_gone(Stop())
 
 
 def test_weights_that_are_missing_are_named_and_what_is_there_instead(stores):
     """R8: what can never be had by waiting is not waited for."""
     weights = stores.objects.pop("team/a/adapter_model.safetensors")
-    error = refusal(stores)
+    error = refusal(source(stores))
     assert (error.reason, error.permanent) == ("source_missing", False)
     assert "adapter_model.safetensors" in error.message
     stores.objects["team/a/adapter_model.bin"] = weights
-    assert refusal(stores).reason == "weights_not_safetensors"
+    assert refusal(source(stores)).reason == "weights_not_safetensors"
+
+
+def test_a_bundle_is_one_request_for_the_beginning_of_an_object(stores):
+    made = source(stores)
+    assert made.signature(Stop()) is None
+    stores.objects["team/a/model.sig"] = LARGE_BUNDLE
+    assert made.signature(Stop()) == LARGE_BUNDLE[:BUNDLE_BYTES]
+    assert stores.asked[-1][1:4] == ("model.sig", 0, BUNDLE_BYTES)
+    stores.faults = [PermissionDeniedError("no")] * 9
+    assert refused(made.signature, Stop()).reason == "source_denied"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -11,8 +12,7 @@ import pytest
 from registry.model.source_uri import SourcePrefix, parse_prefix, parse_source
 from registry.sources import oci
 from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.credentials import Credentials, HeldCredential
-from registry.sources.credentials_file import read_credentials
+from registry.sources.credentials import HeldCredential
 from registry.sources.http import Web
 from registry.sources.oci import registry_source, repository_prefix
 from registry.sources.registry_login import read_challenge
@@ -36,6 +36,7 @@ from tests.support.container_registry import (
     sha256,
 )
 from tests.support.web import Exchange, serving
+from tests.unit.sources.conftest import got, refusal
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b'{"peft_type": "LORA"}', WEIGHTS: b"weights" * 5000}
@@ -61,23 +62,6 @@ def uri_of(there: ContainerRegistry, reference: str = ":v1") -> str:
 def source(web: Web, there: ContainerRegistry, reference: str = ":v1", held: HeldCredential | None = None):
     uri = parse_source(uri_of(there, reference))
     return registry_source(web, uri, [parse_prefix(f"oci://{uri.authority}/acme")], held)
-
-
-def got(source, stop: Stop | None = None) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-
-    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
-        files[name] = b"".join(chunks)
-        assert len(files[name]) == size_bytes
-
-    source.fetch(receive, stop or Stop())
-    return files
-
-
-def refusal(source) -> ArtifactError:
-    with pytest.raises(ArtifactError) as refused:
-        got(source)
-    return refused.value
 
 
 def raw(name: str, media_type: str, key: str) -> PushedLayer:
@@ -310,30 +294,19 @@ def test_an_artifact_is_gone_when_its_registry_says_so(web, there):
 
 
 @pytest.fixture
-def hold(tmp_path, monkeypatch):
+def login(hold):
     """Holds a credential with this secret, bound to the registry and to these prefixes."""
-
-    def held(there: ContainerRegistry, secret: object, *prefixes: str) -> HeldCredential:
-        monkeypatch.setenv("SECRET", secret if isinstance(secret, str) else json.dumps(secret))
-        uri = uri_of(there)
-        bound = [uri.rpartition(":")[0], *prefixes]
-        file = tmp_path / "credentials.yaml"
-        file.write_text(f"team: {{kind: env, variable: SECRET, prefixes: {json.dumps(bound)}}}")
-        found = Credentials(read_credentials(file)).hold("team", parse_source(uri))
-        assert found is not None
-        return found
-
-    return held
+    return lambda there, secret, *prefixes: hold(uri_of(there), secret, uri_of(there, ""), *prefixes)
 
 
 LOGIN = {"username": USER, "password": PASSWORD}
 
 
-def test_a_token_is_had_for_the_user_and_shown_to_the_registry_alone(web, there, hold):
+def test_a_token_is_had_for_the_user_and_shown_to_the_registry_alone(web, there, login):
     """X1 secret-free: the password goes to the place of tokens, with the one scope that is needed, and nowhere else."""
     there.asks = "token"
     there.push("acme/sql", "v1", ORAS)
-    assert got(source(web, there, held=hold(there, LOGIN))) == FILES
+    assert got(source(web, there, held=login(there, LOGIN))) == FILES
     shown = [headers.get("Authorization") for path, headers in there.seen if not path.startswith("/token")]
     assert shown == [None, *[f"Bearer {TOKEN}"] * 3]
     [path] = [path for path in there.paths if path.startswith("/token")]
@@ -341,7 +314,7 @@ def test_a_token_is_had_for_the_user_and_shown_to_the_registry_alone(web, there,
     assert there.headers(path)[0]["Authorization"] == basic()
 
 
-def test_a_token_that_ends_amid_the_layers_is_had_anew(web, there, hold):
+def test_a_token_that_ends_amid_the_layers_is_had_anew(web, there, login):
     there.asks = "token"
     there.push("acme/sql", "v1", ORAS)
     blob = f"/v2/acme/sql/blobs/{sha256(FILES[CONFIG])}"
@@ -352,7 +325,7 @@ def test_a_token_that_ends_amid_the_layers_is_had_anew(web, there, hold):
         there.answer(exchange)
 
     there.answers[blob] = ended
-    assert got(source(web, there, held=hold(there, LOGIN))) == FILES
+    assert got(source(web, there, held=login(there, LOGIN))) == FILES
 
 
 def test_whoever_needs_no_password_gets_a_token_without(web, there):
@@ -362,10 +335,10 @@ def test_whoever_needs_no_password_gets_a_token_without(web, there):
 
 
 @pytest.mark.parametrize(("asks", "secret"), [("basic", LOGIN), ("token", TOKEN), ("token", {"token": TOKEN})])
-def test_user_and_password_or_a_token_of_ones_own_are_shown_as_they_are(web, there, hold, asks, secret):
+def test_user_and_password_or_a_token_of_ones_own_are_shown_as_they_are(web, there, login, asks, secret):
     there.asks = asks
     there.push("acme/sql", "v1", ORAS)
-    assert got(source(web, there, held=hold(there, secret))) == FILES
+    assert got(source(web, there, held=login(there, secret))) == FILES
     assert not [path for path in there.paths if path.startswith("/token")]
 
 
@@ -379,17 +352,17 @@ def test_user_and_password_or_a_token_of_ones_own_are_shown_as_they_are(web, the
         ("token", None),
     ],
 )
-def test_who_may_not_read_it_is_told_so_without_the_secret(web, there, hold, asks, secret):
+def test_who_may_not_read_it_is_told_so_without_the_secret(web, there, login, asks, secret):
     """X1, R8: tried again, since the credential may be mended; and not over and over at once."""
     there.asks = asks
     there.push("acme/sql", "v1", ORAS)
-    error = refusal(source(web, there, held=hold(there, secret) if secret else None))
+    error = refusal(source(web, there, held=login(there, secret) if secret else None))
     assert (error.reason, error.permanent) == ("source_denied", False)
     assert "wrong" not in error.message
     assert len(there.seen) <= 4
 
 
-def test_a_password_goes_only_where_the_credential_is_bound_to(web, there, hold):
+def test_a_password_goes_only_where_the_credential_is_bound_to(web, there, login):
     """X1: whoever runs a registry could name any place for its tokens."""
     there.asks = "token"
     there.push("acme/sql", "v1", ORAS)
@@ -397,12 +370,12 @@ def test_a_password_goes_only_where_the_credential_is_bound_to(web, there, hold)
         there.realm = f"{tokens.url}/token"
         uri = parse_source(uri_of(there))
         named = [parse_prefix(f"oci://{uri.authority}/acme"), parse_prefix(f"{tokens.url}/token")]
-        error = refusal(registry_source(web, uri, named, hold(there, LOGIN)))
+        error = refusal(registry_source(web, uri, named, login(there, LOGIN)))
         assert error.reason == "credential_not_bound"
         assert f"add {tokens.url} to its prefixes" in error.message
         assert tokens.seen == []
-        assert got(registry_source(web, uri, named, hold(there, LOGIN, f"{tokens.url}/token"))) == FILES
-        unnamed = refusal(source(web, there, held=hold(there, LOGIN, f"{tokens.url}/token")))
+        assert got(registry_source(web, uri, named, login(there, LOGIN, f"{tokens.url}/token"))) == FILES
+        unnamed = refusal(source(web, there, held=login(there, LOGIN, f"{tokens.url}/token")))
         assert unnamed.reason == "redirect_not_allowed"
         assert f"wants a token of {tokens.url}, expected https at port 443" in unnamed.message
 
@@ -440,30 +413,23 @@ def test_an_answer_without_a_token_is_said_and_not_shown(web, there, answer):
     assert "answered 307" in refusal(source(web, there)).message
 
 
-@pytest.mark.parametrize("form", ["oras, files", "image", "archive with the padding of tar"])
-def test_a_bundle_is_read_beside_the_files(web, there, form):
-    there.push("acme/sql", "v1", FORMS[form])
-    assert source(web, there).signature(Stop()) is None
-    more = [PushedLayer(IMAGE_TAR, packed(FILES | {"model.sig": b"{}"}))]
-    there.push("acme/sql", "v2", [*ORAS, PushedLayer("application/json", b"{}", {TITLE: "model.sig"})])
-    there.push("acme/sql", "v3", more)
-    assert [source(web, there, tag).signature(Stop()) for tag in (":v2", ":v3")] == [b"{}", b"{}"]
-
-
-def test_a_bundle_lies_in_the_folder_of_the_files(web, there):
+def test_a_bundle_is_read_beside_the_files_in_their_folder(web, there):
     """Wherever that was when it was pushed; another folder's is not theirs."""
     files = [raw(f"out/run/{name}", IMAGE_TAR, TITLE) for name in FILES]
     its, others = (
         PushedLayer(IMAGE_TAR, text, {TITLE: f"out/{name}/model.sig"}) for name, text in (("run", b"its"), ("x", b"no"))
     )
-    there.push("acme/sql", "v1", [others, *files, its])
-    there.push("acme/sql", "v2", [others, *files])
-    packed_run = packed(
-        {f"out/run/{name}": FILES[name] for name in FILES} | {"out/run/model.sig": b"its"}, is_gzipped=True
-    )
-    there.push("acme/sql", "v3", [PushedLayer("application/x", packed_run, {TITLE: "out/run", IS_FOLDER: "true"})])
-    found = [source(web, there, tag).signature(Stop()) for tag in (":v1", ":v2", ":v3")]
-    assert found == [b"its", None, b"its"]
+    run = packed({f"out/run/{name}": content for name, content in (FILES | {"model.sig": b"its"}).items()})
+    for layers, bundle in (
+        *((FORMS[form], None) for form in ("oras, files", "image", "archive with the padding of tar")),
+        ([*ORAS, PushedLayer("application/json", b"its", {TITLE: "model.sig"})], b"its"),
+        ([PushedLayer(IMAGE_TAR, packed(FILES | {"model.sig": b"its"}))], b"its"),
+        ([others, *files, its], b"its"),
+        ([others, *files], None),
+        ([PushedLayer("application/x", gzip.compress(run), {TITLE: "out/run", IS_FOLDER: "true"})], b"its"),
+    ):
+        there.push("acme/sql", "v1", layers)
+        assert source(web, there).signature(Stop()) == bundle, layers
 
 
 @pytest.mark.parametrize(
