@@ -33,9 +33,9 @@ def got(source: Source, stop: Stop | None = None) -> dict[str, bytes]:
     return files
 
 
-def refused(ask: Callable[..., object], *arguments: object) -> ArtifactError:
+def refused(ask: Callable[..., object], *arguments: object, **options: object) -> ArtifactError:
     with pytest.raises(ArtifactError) as told:
-        ask(*arguments)
+        ask(*arguments, **options)
     return told.value
 
 

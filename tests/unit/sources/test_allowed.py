@@ -6,12 +6,13 @@ import pytest
 
 from registry.model.source_uri import parse_source
 from registry.sources.allowed import AllowedSources, RemoteOptions
-from registry.sources.base import ArtifactError, SourceLimits, StoreError
+from registry.sources.base import SourceLimits, StoreError
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import NoSecret
 from registry.sources.http import WebSource
 from registry.sources.object_stores import ObjectSource
 from registry.sources.oci import RegistrySource
+from tests.unit.sources.conftest import refused
 
 COMMIT = "a" * 40
 LIMITS = SourceLimits(connect_seconds=3.0)
@@ -25,11 +26,10 @@ def allowed() -> AllowedSources:
     return AllowedSources(EVERYTHING, remote)
 
 
-def refusal(allowed: AllowedSources, uri: str, credentials: str | None = None) -> str:
-    with pytest.raises(ArtifactError) as refused:
-        allowed.source(uri, credentials)
-    assert refused.value.permanent
-    return refused.value.reason
+def refusal(allowed: AllowedSources, uri: str) -> str:
+    error = refused(allowed.source, uri)
+    assert error.permanent
+    return error.reason
 
 
 @pytest.mark.parametrize(
@@ -53,23 +53,23 @@ def test_what_is_below_no_prefix_is_refused_for_good(allowed, uri, reason):
     assert refusal(allowed, uri) == reason
 
 
+def test_nothing_is_allowed_by_default():
+    """Fail closed."""
+    error = refused(AllowedSources([]).source, "file:///a")
+    assert (error.reason, "--allow-source" in error.message) == ("source_not_allowed", True)
+
+
 @pytest.mark.parametrize("uri", ["s3://bucket/x/a", "gs://bucket/a", "az://box/a"])
 def test_object_stores_share_what_is_open(allowed, uri):
-    source = allowed.source(uri)
-    assert isinstance(source, ObjectSource)
-    assert source.uri == parse_source(uri)
-    other = allowed.source("gs://bucket/other")
-    assert isinstance(other, ObjectSource)
-    assert other.stores is source.stores
+    source, other = allowed.source(uri), allowed.source("gs://bucket/other")
+    assert (type(source), source.uri, source.stores) == (ObjectSource, parse_source(uri), other.stores)
 
 
 def test_web_servers_and_the_hub_share_connections_and_the_limits_of_the_host(allowed):
     web, plain, hub = (
         allowed.source(uri) for uri in ("https://own.test/a/x.tgz", "http://own.test/b/", f"hf://acme/m@{COMMIT}")
     )
-    assert isinstance(web, WebSource)
-    assert isinstance(plain, WebSource)
-    assert isinstance(hub, WebSource)
+    assert {type(one) for one in (web, plain, hub)} == {WebSource}
     assert web.web is plain.web is hub.web
     assert web.web.connections.limits is LIMITS
     assert (str(web.url), web.is_directory) == ("https://own.test/a/x.tgz", False)
@@ -99,8 +99,6 @@ def test_what_is_kept_is_closed_at_the_end(allowed, monkeypatch):
     allowed.close()
     closed: list[object] = []
     web, stores = allowed.source("https://own.test/a/"), allowed.source("s3://bucket/x/a")
-    assert isinstance(web, WebSource)
-    assert isinstance(stores, ObjectSource)
     monkeypatch.setattr(web.web.connections, "close", lambda: closed.append("web"))
     monkeypatch.setattr(type(stores.stores), "close", lambda _: closed.append("stores"))
     allowed.close()

@@ -8,7 +8,6 @@ import tarfile
 import time
 import tracemalloc
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -58,7 +57,7 @@ def received(
 
 
 def refusal(content: bytes, **options: object) -> ArtifactError:
-    return refused(partial(received, content, **options))
+    return refused(received, content, **options)
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])

@@ -1,17 +1,19 @@
-"""How long a source may keep us waiting, by a clock of the test's own."""
+"""How long a source may keep us waiting, by a clock of the test's own, and that what was judged is connected to."""
 
 from __future__ import annotations
 
 import socket
 from types import SimpleNamespace
+from typing import Any
 
 import httpcore
 import pytest
 
 from registry.sources import connections
-from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.connections import ConnectionPool, Watch, check_leads
+from registry.sources.base import SourceLimits, Stop
+from registry.sources.connections import ConnectionPool, SourceRequests, Watch, check_leads
 from registry.sources.urls import Reach
+from tests.unit.sources.conftest import refused
 
 LIMITS = SourceLimits()
 
@@ -27,7 +29,7 @@ class Slow:
     def read(self, size_bytes: int, seconds: float) -> None:
         def take(_: float) -> bytes:
             self.now += seconds
-            return CONTENT[:size_bytes] if size_bytes < len(CONTENT) else CONTENT
+            return bytes(size_bytes)
 
         self.watch.read(take, LIMITS.idle_seconds)
 
@@ -55,6 +57,11 @@ class Slow:
     def _drip(self, until: float) -> None:
         while self.now < until:
             self.read(1, 1.0)
+
+
+@pytest.fixture
+def slow(monkeypatch) -> Slow:
+    return Slow(monkeypatch)
 
 
 def test_a_source_that_sends_too_little_is_given_up_after_one_look_however_fast_it_was(slow, monkeypatch):
@@ -86,9 +93,8 @@ def test_a_silent_source_is_waited_for_as_long_as_was_said(slow, timeout_seconds
     assert slow.read_in_silence(3.25, speaks_after=slow.now + 3.0) == b"x"
     assert slow.watch.has_answer
     begun = slow.now
-    with pytest.raises(ArtifactError) as stopped:
-        slow.read_in_silence(30.0, stops_after=begun + 1.0)
-    assert (stopped.value.reason, slow.now - begun) == ("staging_stopped", pytest.approx(1.0))
+    stopped = refused(slow.read_in_silence, 30.0, stops_after=begun + 1.0)
+    assert (stopped.reason, slow.now - begun) == ("staging_stopped", pytest.approx(1.0))
 
 
 @pytest.mark.parametrize(("rate", "is_kept"), [(4096, True), (4095, False)])
@@ -162,26 +168,33 @@ def test_32_connections_are_kept_and_the_oldest_makes_room():
 
 
 class Network:
-    """Names that lead to addresses, and what comes of a connection to each; a test's own error where none is said."""
+    """Names that lead to addresses, and what comes of a connection to each; refused where none is said."""
 
-    def __init__(self, monkeypatch, names: dict[str, list[str]], ends: dict[str, Exception]) -> None:
-        self.names, self.ends, self.tried = names, ends, list[tuple[str, int, float]]()
+    def __init__(self, monkeypatch, **names: list[str]) -> None:
+        self.names, self.ends = names, dict[str, Exception | str]()
+        self.resolved, self.tried, self.stop = list[str](), list[tuple[str, int, float]](), Stop()
         monkeypatch.setattr(socket, "getaddrinfo", self._resolve)
         monkeypatch.setattr(connections._TCP, "connect_tcp", self._connect)
 
     def _resolve(self, host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        self.resolved.append(host)
         if host not in self.names:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(0, 0, 0, "", (address, port)) for address in self.names[host]]
 
     def _connect(self, address: str, port: int, seconds: float) -> str:
         self.tried.append((address, port, seconds))
-        if address in self.ends:
-            raise self.ends[address]
-        return f"connected to {address}"
+        end = self.ends.get(address) or httpcore.ConnectError("refused")
+        if isinstance(end, Exception):
+            raise end
+        return end
 
-    def connect(self, host: str, reach: Reach = Reach.PUBLIC) -> object:
-        return connections._connect_tcp(host, 443, reach, Watch(LIMITS, Stop()))
+    def connect(self, host: str) -> object:
+        return connections._connect_tcp(host, 443, Reach.PUBLIC, Watch(LIMITS, self.stop))
+
+    def ask(self, host: str, reach: Reach = Reach.PUBLIC) -> None:
+        requests = SourceRequests(ConnectionPool(lambda: pytest.fail("no TLS is needed"), LIMITS), self.stop)
+        requests.get(f"http://{host}/", reach, [("Host", host)])
 
 
 ADDRESSES = [f"93.184.216.{number}" for number in range(1, 7)]
@@ -189,13 +202,13 @@ ADDRESSES = [f"93.184.216.{number}" for number in range(1, 7)]
 
 def test_four_addresses_of_a_name_are_tried_each_once_until_one_answers(monkeypatch):
     """R16 bounded: the last failure is told; each has ten seconds."""
-    ends = dict.fromkeys(ADDRESSES, httpcore.ConnectTimeout()) | {ADDRESSES[3]: httpcore.ConnectError("last")}
-    network = Network(monkeypatch, {"host": ["127.0.0.1", ADDRESSES[0], *ADDRESSES]}, ends)
+    network = Network(monkeypatch, host=["127.0.0.1", ADDRESSES[0], *ADDRESSES])
+    network.ends = {ADDRESSES[2]: httpcore.ConnectTimeout(), ADDRESSES[3]: httpcore.ConnectError("last")}
     with pytest.raises(httpcore.ConnectError, match="last"):
         network.connect("host")
     assert network.tried == [(address, 443, 10.0) for address in ADDRESSES[:4]]
-    network.ends = {ADDRESSES[0]: httpcore.ConnectError("no")}
-    assert network.connect("host") == f"connected to {ADDRESSES[1]}"
+    network.ends = {ADDRESSES[1]: "connected"}
+    assert network.connect("host") == "connected"
     network.ends = {ADDRESSES[0]: ZeroDivisionError()}
     with pytest.raises(ZeroDivisionError):
         network.connect("host")
@@ -203,18 +216,46 @@ def test_four_addresses_of_a_name_are_tried_each_once_until_one_answers(monkeypa
 
 def test_a_name_that_nobody_knows_cannot_be_reached_and_is_told_later_of_an_endpoint(monkeypatch):
     """R8, fault 28: what leads to the machine is told at once."""
-    network = Network(monkeypatch, {"mine": ["127.0.0.1"], "own": ["10.0.0.1"], "127.0.0.1": ["127.0.0.1"]}, {})
+    network = Network(monkeypatch, mine=["127.0.0.1"], own=["10.0.0.1"], **{"127.0.0.1": ["127.0.0.1"]})
     with pytest.raises(httpcore.ConnectError, match="cannot be resolved"):
         network.connect("nobody")
-    check_leads("nobody", 80)
-    check_leads("own", 80)
-    check_leads("127.0.0.1", 80)
-    with pytest.raises(ArtifactError) as refused:
-        check_leads("mine", 80)
-    assert (refused.value.reason, refused.value.permanent) == ("address_not_allowed", True)
-    assert "which no name may lead to" in refused.value.message
-    with pytest.raises(ArtifactError, match="which is not a public address"):
-        network.connect("own")
+    for host in ("nobody", "own", "127.0.0.1"):
+        check_leads(host, 80)
+    error = refused(check_leads, "mine", 80)
+    assert (error.reason, error.permanent) == ("address_not_allowed", True)
+    assert "which no name may lead to" in error.message
+    assert "which is not a public address" in refused(network.connect, "own").message
+
+
+def test_a_name_is_resolved_once_and_of_its_addresses_those_that_are_allowed_are_tried(monkeypatch):
+    """Fault 28, DNS rebinding: a second answer is never asked for, so what it says does not matter."""
+    network = Network(monkeypatch, rebind=["10.0.0.1", "93.184.216.34", "127.0.0.1", "8.8.8.8"])
+    with pytest.raises(httpcore.ConnectError):
+        network.ask("rebind")
+    assert ([address for address, *_ in network.tried], network.resolved) == (["93.184.216.34", "8.8.8.8"], ["rebind"])
+
+
+@pytest.mark.parametrize("reach", [Reach.PUBLIC, Reach.NAMED])
+@pytest.mark.parametrize("address", ["169.254.169.254", "127.0.0.1"])
+def test_a_name_that_leads_to_the_machine_is_refused(monkeypatch, reach, address):
+    """Fault 28: refused before a connection is made."""
+    network = Network(monkeypatch, mine=[address])
+    error = refused(network.ask, "mine", reach)
+    assert (error.reason, error.permanent, network.tried) == ("address_not_allowed", True, [])
+
+
+def test_who_is_stopped_tries_no_further_address(monkeypatch):
+    """R12: each may take as long as a connection may, and the process is to end."""
+    network = Network(monkeypatch, slow=["93.184.216.34", "8.8.8.8"])
+    connect = network._connect
+
+    def stopped(*asked: Any) -> str:
+        network.stop.set()
+        return connect(*asked)
+
+    monkeypatch.setattr(connections._TCP, "connect_tcp", stopped)
+    assert refused(network.ask, "slow").reason == "staging_stopped"
+    assert [address for address, *_ in network.tried] == ["93.184.216.34"]
 
 
 @pytest.mark.parametrize("has_tls", [True, False])
@@ -227,11 +268,3 @@ def test_tls_is_begun_with_the_name_that_was_asked_for(monkeypatch, has_tls):
     made = connections.connect(origin, Reach.PUBLIC, "context" if has_tls else None, Watch(LIMITS, Stop()))  # type: ignore[arg-type]
     assert begun == ([("context", "host", 10.0)] if has_tls else [])
     assert (made._stream == "encrypted") is has_tls
-
-
-CONTENT = bytes(1 << 20)
-
-
-@pytest.fixture
-def slow(monkeypatch) -> Slow:
-    return Slow(monkeypatch)

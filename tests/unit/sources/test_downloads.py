@@ -8,12 +8,11 @@ from typing import Any
 import httpcore
 import pytest
 
-from registry.etcd3.backoff import Backoff
-from registry.sources import failures
-from registry.sources.base import ArtifactError, SourceLimits, Stop
+from registry.sources.base import SourceLimits, Stop
 from registry.sources.getter import SourceResponse
 from registry.sources.http import Web, receive_file
 from registry.sources.urls import parse_url
+from tests.unit.sources.conftest import refused
 
 URL = parse_url("https://own.test/a/weights")
 CONTENT = bytes(range(100))
@@ -55,11 +54,6 @@ def answer(status: int, *pieces: bytes, breaks: bool = False, **headers: str):
     return lambda: (status, headers, Body(*pieces, breaks=breaks))
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch) -> None:
-    monkeypatch.setattr(failures, "_WAIT", Backoff(base_seconds=0.0, cap_seconds=0.0))
-
-
 def fetch(*answers: Any) -> tuple[list[bytes], PlayedGetter]:
     """What was handed over, each time that it was begun."""
     getter, got = PlayedGetter(*answers), list[bytes]()
@@ -76,10 +70,9 @@ def fetch(*answers: Any) -> tuple[list[bytes], PlayedGetter]:
 
 def refusal(*answers: Any) -> tuple[str, PlayedGetter]:
     getter = PlayedGetter(*answers)
-    with pytest.raises(ArtifactError) as refused:
-        receive_file(getter, URL, "weights", lambda _n, _s, chunks: list(chunks), Stop())  # type: ignore[arg-type,return-value]
-    assert not refused.value.permanent
-    return refused.value.reason, getter
+    error = refused(receive_file, getter, URL, "weights", lambda _n, _s, chunks: list(chunks), Stop())
+    assert not error.permanent
+    return error.reason, getter
 
 
 @pytest.mark.parametrize(
@@ -195,7 +188,6 @@ def test_authorities_that_cannot_be_read_are_told(monkeypatch, tmp_path):
     """R8: no certificate can be judged, whatever the source; they are read when they are first needed."""
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
     web = Web(SourceLimits())
-    with pytest.raises(ArtifactError) as refused:
-        _ = web.tls
-    assert (refused.value.reason, refused.value.permanent) == ("source_untrusted", False)
-    assert "No such file or directory" in refused.value.message
+    error = refused(lambda: web.tls)
+    assert (error.reason, error.permanent) == ("source_untrusted", False)
+    assert "No such file or directory" in error.message

@@ -113,13 +113,6 @@ def test_where_a_path_leads_is_not_told(tmp_path, way):
     assert os.path.realpath(targets[way]) in error.detail or str(root) in error.detail
 
 
-def test_nothing_is_allowed_by_default(adapter):
-    """Fail closed."""
-    error = refused(fetch, AllowedSources([]), adapter.uri)
-    assert error.reason == "source_not_allowed"
-    assert "--allow-source" in error.message
-
-
 def test_a_directory_exchanged_for_a_symlink_after_the_check_leads_nowhere(allowed, adapter, tmp_path):
     """Fail closed: what was judged is what is opened."""
     source = allowed.source(adapter.uri)

@@ -16,6 +16,7 @@ from registry.sources.base import ArtifactError
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import EnvSecret, NoSecret, StoreOptions
 from registry.sources.object_stores import Stores, open_store
+from tests.unit.sources.conftest import refused
 
 BOUND: Any = ("s3://bucket/", "gs://bucket/", "az://bucket/")
 CLIENT = {
@@ -73,12 +74,6 @@ def opened(scheme: str, held: HeldCredential | None, **options: Any) -> Any:
     return open_store(parse_source(f"{scheme}://bucket/a"), held, **options)
 
 
-def refusal(scheme: str, held: HeldCredential | None) -> ArtifactError:
-    with pytest.raises(ArtifactError) as refused:
-        opened(scheme, held)
-    return refused.value
-
-
 @pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize(
     ("scheme", "kind", "config"),
@@ -97,24 +92,34 @@ def test_what_anybody_may_read_is_asked_for_without_a_signature(hold, scheme, ki
 
 def test_a_container_needs_the_name_of_its_account(hold):
     for held in (None, hold(None), hold('{"token": "t"}')):
-        error = refusal("az", held)
+        error = refused(opened, "az", held)
         assert (error.reason, error.permanent) == ("unknown_credential", True)
-    assert opened("az", hold(None, account="acme")).config == {"account_name": "acme", "skip_signature": True}
+
+
+GS = {"skip_signature": False}
+ACME = {"account": "acme", "endpoint": "https://store.test/acme"}
+READ_ACME = {"account_name": "acme", "skip_signature": False, "endpoint": "https://store.test/acme"}
+KEYS = [
+    '{"type": "service_account"' + more + "}"
+    for more in ("", ', "gcs_base_url": ""', ', "gcs_base_url": "https://own.test"')
+]
 
 
 @pytest.mark.parametrize(
-    ("secret", "config"),
+    ("scheme", "secret", "store", "config"),
     [
-        ('{"account_key": "k", "sas_token": "s", "token": "t"}', {"account_key": "k"}),
-        ('{"sas_token": "s", "token": "t"}', {"sas_key": "s"}),
-        ('{"token": "t"}', {"token": "t"}),
-        ("t", {"token": "t"}),
+        ("az", None, {"account": "acme"}, {"account_name": "acme", "skip_signature": True}),
+        ("az", '{"account_key": "k", "sas_token": "s", "token": "t"}', ACME, READ_ACME | {"account_key": "k"}),
+        ("az", '{"sas_token": "s", "token": "t"}', ACME, READ_ACME | {"sas_key": "s"}),
+        ("az", '{"token": "t"}', ACME, READ_ACME | {"token": "t"}),
+        ("az", "t", ACME, READ_ACME | {"token": "t"}),
+        ("gs", "t", {"endpoint": "https://own.test"}, GS | {"base_url": "https://own.test", "bearer_token": "t"}),
+        *(("gs", key, {}, GS | {"service_account_key": key}) for key in KEYS),
+        ("gs", '{"type": "user", "token": "t"}', {}, GS | {"bearer_token": "t"}),
     ],
 )
-def test_a_container_is_read_with_what_its_secret_has(hold, secret, config):
-    found = opened("az", hold(secret, account="acme", endpoint="https://store.test/acme"))
-    expected = {"account_name": "acme", "skip_signature": False, "endpoint": "https://store.test/acme"}
-    assert found.config == expected | config
+def test_a_bucket_or_container_is_read_with_what_its_secret_has(hold, scheme, secret, store, config):
+    assert opened(scheme, hold(secret, **store)).config == config
 
 
 @pytest.mark.parametrize("session", [None, "s"])
@@ -126,16 +131,6 @@ def test_a_bucket_of_s3_is_read_with_a_pair_of_keys(hold, session):
     assert store.options["client_options"] == CLIENT | {"allow_http": True} | alone("store.test")
     given = {"access_key_id": "id", "secret_access_key": "key", "token": session, "expires_at": None}
     assert store.options["credential_provider"]() == given
-
-
-def test_a_bucket_of_gcs_is_read_with_a_token_or_with_a_key(hold):
-    store = opened("gs", hold("t", endpoint="https://store.test"))
-    assert store.config == {"skip_signature": False, "base_url": "https://store.test", "bearer_token": "t"}
-    for more in ("", ', "gcs_base_url": ""', ', "gcs_base_url": "https://own.test"'):
-        key = '{"type": "service_account"' + more + "}"
-        assert opened("gs", hold(key)).config == {"skip_signature": False, "service_account_key": key}
-    store = opened("gs", hold('{"type": "user", "token": "t"}'))
-    assert store.config == {"skip_signature": False, "bearer_token": "t"}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +153,7 @@ def test_a_bucket_of_gcs_is_read_with_a_token_or_with_a_key(hold):
 )
 def test_a_secret_of_another_form_is_told_and_not_shown(hold, scheme, secret, why):
     """X1."""
-    error = refusal(scheme, hold(secret, account="acme"))
+    error = refused(opened, scheme, hold(secret, account="acme"))
     assert (error.reason, error.permanent) == ("credential_unavailable", False)
     assert error.message.startswith(f"the credential 'team' cannot be used: {why}")
 
@@ -166,7 +161,7 @@ def test_a_secret_of_another_form_is_told_and_not_shown(hold, scheme, secret, wh
 def test_what_the_client_says_of_a_secret_is_not_repeated(hold, monkeypatch):
     """X1: it may quote it; a fault of ours is none of the secret's. Times and the way are the caller's."""
     monkeypatch.setattr(module, "GCSStore", mock.Mock(side_effect=GenericError("canary")))
-    error = refusal("gs", hold("canary"))
+    error = refused(opened, "gs", hold("canary"))
     assert (error.reason, error.permanent) == ("credential_unavailable", False)
     assert "it is not of a form that gs:// takes" in error.message
     assert "canary" not in error.message
@@ -264,11 +259,8 @@ def test_a_name_that_leads_to_the_machine_opens_nothing(stores, ways, hold, monk
     """Fault 28: each time that somebody asks for it, also where it led elsewhere before."""
     held = hold(None, endpoint="http://store.test")
     proxy_of(stores, held)
-    refused = mock.Mock(side_effect=ArtifactError("address_not_allowed", ""))
-    monkeypatch.setattr(module, "check_leads", refused)
-    with pytest.raises(ArtifactError) as error:
-        stores.store(parse_source("s3://bucket/a"), held)
-    assert error.value.reason == "address_not_allowed"
+    monkeypatch.setattr(module, "check_leads", mock.Mock(side_effect=ArtifactError("address_not_allowed", "")))
+    assert refused(stores.store, parse_source("s3://bucket/a"), held).reason == "address_not_allowed"
 
 
 def test_stores_are_told_apart_by_scheme_bucket_and_credential(stores, hold, monkeypatch):

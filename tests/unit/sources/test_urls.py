@@ -1,17 +1,12 @@
-"""Which addresses a source may be at, and that the address which was judged is the one that is connected to."""
+"""Which addresses a source may be at, and what a URL may lead to."""
 
 from __future__ import annotations
 
-import socket
-
-import httpcore
-import httpx
 import pytest
 
 from registry.model.source_uri import parse_prefix
-from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.connections import ConnectionPool, SourceRequests
 from registry.sources.urls import Reach, check_redirect, parse_url
+from tests.unit.sources.conftest import refused
 
 MACHINE = "169.254.169.254 169.254.1.1 168.63.129.16 100.100.100.200 192.0.0.192 fd00:ec2::254 fe80::1%eth0".split()
 MACHINE += "224.0.0.1 ff02::1 0.0.0.0 :: 255.255.255.255 ::ffff:169.254.169.254 64:ff9b::a9fe:a9fe".split()
@@ -54,71 +49,6 @@ def test_an_address_that_the_operator_wrote_himself_is_reached():
     assert parse_url("https://host/a/%2e%2e/b").reach(named) is Reach.PUBLIC
 
 
-class Names:
-    """A name server that gives each answer once, and the connections that are then tried."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> None:
-        self.answers = list(answers)
-        self.tried: list[str] = []
-        monkeypatch.setattr("socket.getaddrinfo", self._resolve)
-        monkeypatch.setattr("socket.create_connection", self._connect)
-
-    def _resolve(self, host: object, port: int, **_: object) -> list[tuple[object, ...]]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.answers.pop(0)]
-
-    def _connect(self, address: tuple[str, int], *_: object, **__: object) -> socket.socket:
-        self.tried.append(address[0])
-        raise ConnectionRefusedError
-
-
-def ask(reach: Reach) -> None:
-    requests = SourceRequests(ConnectionPool(httpx.create_ssl_context, SourceLimits()), Stop())
-    requests.get("https://rebind.test/", reach, [("Host", "rebind.test")])
-
-
-def test_a_name_is_resolved_once_and_the_judged_address_is_used(monkeypatch):
-    """Fault 28, DNS rebinding: a second answer is never asked for, so what it says does not matter."""
-    names = Names(monkeypatch, ["93.184.216.34"], ["127.0.0.1"])
-    with pytest.raises(httpcore.ConnectError):
-        ask(Reach.PUBLIC)
-    assert names.tried == ["93.184.216.34"]
-    assert names.answers == [["127.0.0.1"]]
-
-
-@pytest.mark.parametrize("reach", [Reach.PUBLIC, Reach.NAMED])
-@pytest.mark.parametrize("address", ["169.254.169.254", "127.0.0.1"])
-def test_a_name_that_leads_to_the_machine_is_refused(monkeypatch, reach, address):
-    """Fault 28: refused before a connection is made; transient, for the name may lead elsewhere later."""
-    names = Names(monkeypatch, [address])
-    with pytest.raises(ArtifactError) as refused:
-        ask(reach)
-    assert (refused.value.reason, refused.value.permanent) == ("address_not_allowed", True)
-    assert names.tried == []
-
-
-def test_of_several_addresses_only_those_that_are_allowed_are_tried(monkeypatch):
-    names = Names(monkeypatch, ["10.0.0.1", "93.184.216.34", "127.0.0.1", "8.8.8.8"])
-    with pytest.raises(httpcore.ConnectError):
-        ask(Reach.PUBLIC)
-    assert names.tried == ["93.184.216.34", "8.8.8.8"]
-
-
-def test_who_is_stopped_tries_no_further_address(monkeypatch):
-    """R12: each may take as long as a connection may, and the process is to end."""
-    names, stop = Names(monkeypatch, ["93.184.216.34", "8.8.8.8"]), Stop()
-
-    def stopped(address: tuple[str, int], *_: object, **__: object) -> socket.socket:
-        names.tried.append(address[0])
-        stop.set()
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr("socket.create_connection", stopped)
-    requests = SourceRequests(ConnectionPool(httpx.create_ssl_context, SourceLimits()), stop)
-    with pytest.raises(ArtifactError) as refused:
-        requests.get("https://slow.test/", Reach.PUBLIC, [("Host", "slow.test")])
-    assert (refused.value.reason, names.tried) == ("staging_stopped", ["93.184.216.34"])
-
-
 @pytest.mark.parametrize("path", ["/a b", "/a\x7f", "/\u00e9", "/a?q=b c"])
 def test_a_path_with_what_must_be_escaped_is_no_url(path):
     """It would stand in the line of a request as it is."""
@@ -147,6 +77,5 @@ def test_a_redirect_leads_to_https_at_its_usual_port_or_to_what_was_named(url, i
     if is_allowed:
         check_redirect(parse_url(url), named)
         return
-    with pytest.raises(ArtifactError) as refused:
-        check_redirect(parse_url(url), named)
-    assert (refused.value.reason, refused.value.permanent) == ("redirect_not_allowed", True)
+    error = refused(check_redirect, parse_url(url), named)
+    assert (error.reason, error.permanent) == ("redirect_not_allowed", True)
