@@ -12,17 +12,14 @@ import pytest
 
 from registry.lora.base import BaseModules
 from registry.lora.base_directory import read_base
-from registry.lora.check import AdapterVerdict, examine
-from registry.lora.config import read_config
 from registry.lora.coverage.findings import finding_of, patterns_of, prepared_modules, unknown_coverage
 from registry.lora.coverage.table import Coverage, Unapplied, coverage_of
 from registry.lora.policy import policy_of
 from registry.lora.prepare import new_weights
-from registry.lora.safetensors import Tensor
-from registry.lora.safetensors import read_header as header_of
+from registry.lora.safetensors import Tensor, read_header
 from registry.lora.tensor_names import entry_of
 from tests.corpus.drafts import LLAMA, RANK, WEIGHTS, Architecture, Draft, floats, safetensors
-from tests.unit.lora.test_check import NO_LIMITS
+from tests.unit.lora.conftest import verdict_of
 
 Q, GATE = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.gate"
 CAUSAL = "ForCausalLM"
@@ -47,11 +44,6 @@ def draft_of(*modules: str, base: BaseModules, embedding: str = "") -> Draft:
         draft.tensors[f"{stem}.lora_embedding_A"] = floats(random.Random(1), (RANK, entries))
         draft.tensors[f"{stem}.lora_embedding_B"] = floats(random.Random(2), (width, RANK))
     return draft
-
-
-def verdict_of(draft: Draft, base: BaseModules, **policy: Any) -> AdapterVerdict:
-    tensors = [Tensor(name, one.dtype, one.shape, 0, len(one.data)) for name, one in draft.tensors.items()]
-    return examine(read_config(json.dumps(draft.config).encode()), tensors, base, NO_LIMITS, policy_of(policy))
 
 
 def reasons(draft: Draft, base: BaseModules, **policy: Any) -> list[str]:
@@ -147,7 +139,13 @@ def test_what_is_not_known_is_said():
         assert [one.reason for one in verdict.warnings] == ["engine_coverage_unknown"]
         assert not verdict.findings
     assert not verdict_of(LLAMA.draft(), base(architecture="LlamaForCausalLM")).warnings
-    assert coverage_of("LlamaForCausalLM", "sglang") is None
+    for architecture, engine in (
+        ("LlamaForCausalLM", "sglang"),
+        (None, "vllm"),
+        ("", "vllm"),
+        ("Llama4ForCausalLM", "x"),
+    ):
+        assert coverage_of(architecture, engine) is None
 
 
 MEASURED = (
@@ -236,12 +234,6 @@ def test_rows_are_ordered_of_the_language_model_alone():
     names = ("language_model.layers.0.self_attn.k_proj", "vision_model.layers.0.self_attn.q_proj", "a.self_attn.v_proj")
     assert [llama4.is_rotary(name) for name in names] == [True, False, False]
     assert not coverage("LlamaForCausalLM").is_rotary(names[0])
-
-
-def test_what_no_engine_is_known_to_serve_is_not_known():
-    assert [
-        coverage_of(name, engine) for name, engine in ((None, "vllm"), ("", "vllm"), ("Llama4ForCausalLM", "x"))
-    ] == [None] * 3
 
 
 @pytest.mark.parametrize(("count", "more"), [(1, ""), (8, ""), (9, " and 1 more"), (12, " and 4 more")])
@@ -340,7 +332,7 @@ def test_rows_of_queries_and_keys_are_ordered_as_vllm_orders_the_bases():
     assert set(verdict.changes.rotary) == moved | {"base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight"}
     content = safetensors(draft.tensors, {})
     length = int.from_bytes(content[:8], "little")
-    header = header_of(content[8 : 8 + length], len(content), WEIGHTS)
+    header = read_header(content[8 : 8 + length], len(content), WEIGHTS)
     body = content[8 + length :]
     layout = new_weights(header, verdict.changes)
     new = b"".join(body[begin:end] for one in layout.ranges for begin, end in one.parts())

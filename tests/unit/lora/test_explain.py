@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -10,21 +9,15 @@ from typing import Any
 import pytest
 
 from registry.lora.base import BaseModules
-from registry.lora.check import examine
-from registry.lora.config import read_config
 from registry.lora.coverage.explain import MatrixFate, explained
 from registry.lora.coverage.findings import EngineEvidence, evidence_finding
-from registry.lora.policy import policy_of
-from registry.lora.safetensors import Tensor
 from tests.corpus.drafts import LLAMA, Draft, floats
-from tests.unit.lora.test_check import NO_LIMITS
-from tests.unit.lora.test_coverage import GATE, LLAMA4, base, draft_of, verdict_of
+from tests.unit.lora.conftest import tensors_of, verdict_of
+from tests.unit.lora.test_coverage import GATE, LLAMA4, base, draft_of
 
 
-def fates(draft: Draft, known: BaseModules | None, **policy: Any) -> list[MatrixFate]:
-    tensors = [Tensor(name, one.dtype, one.shape, 0, len(one.data)) for name, one in draft.tensors.items()]
-    config = read_config(json.dumps(draft.config).encode())
-    return explained(tensors, examine(config, tensors, known, NO_LIMITS, policy_of(policy)), known)
+def fates(draft: Draft, known: BaseModules | None = None, **policy: Any) -> list[MatrixFate]:
+    return explained(tensors_of(draft), verdict_of(draft, known, **policy), known)
 
 
 def test_matrices_that_are_alike_are_one_row():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import time
 
 import pytest
 
@@ -24,7 +25,8 @@ from registry.lora.modules import (
 from registry.lora.remap import map_modules
 from registry.lora.safetensors import Tensor
 from registry.lora.tensor_names import TensorName, TensorPart, entry_of
-from tests.corpus.drafts import CONFIG_FIELDS
+from tests.corpus.drafts import CONFIG_FIELDS, LLAMA
+from tests.unit.lora.conftest import verdict_of
 
 A, B = TensorPart.A, TensorPart.B
 EMBEDDING_A, EMBEDDING_B = TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B
@@ -162,6 +164,43 @@ def test_patterns_are_followed_up_to_what_they_cost(patterns, modules, fields):
     """
     told = pattern_findings(config(**patterns), modules)
     assert [(one.reason, one.key) for one in told] == [("unsupported_pattern", field) for field in fields]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "q_proj",
+        r"model\.layers\.[01]\.self_attn\.(?:q|v)_proj",
+        "^model.*q_proj$",
+        r"layers\.\d.+",
+        r".*\.0\..*q_proj",
+        r"layers\.\d{1,2}\.self_attn\.[^kv]_proj",
+    ],
+)
+def test_patterns_are_followed_as_peft_follows_them(key):
+    assert not pattern_findings(config(rank_pattern={key: 8}), 100)
+    assert Patterns({key: 8}, 4).value("model.layers.0.self_attn.q_proj") == 8
+    assert Patterns({key: 8}, 4).value("model.norm") == 4
+
+
+@pytest.mark.parametrize("key", ["(a+)+b", "(a|b)*c", ".*.*.*x", "a{1,99}", "(((a?)?)?)?" * 20 + "b", "(a?){200}b"])
+def test_no_pattern_takes_long(key):
+    """R8, R16: an expression out of somebody's file must not hold up a sidecar, however it is nested."""
+    started = time.process_time()
+    assert Patterns({key: 8}, 4).value("a" * 512 + "!") == 4
+    assert time.process_time() - started < 1
+
+
+NOT_PEFTS = r"( (?:a{999}){999} é [z-a] [\d-a] )( (?=a)b (a)\1 (?i)a a{,3} [[:alpha:]]".split()
+
+
+@pytest.mark.parametrize("key", [*NOT_PEFTS, "a{0,999}b{0,999}" * 9, "a" * 999, "(" * 256], ids=lambda key: key[:20])
+def test_patterns_that_are_not_read_as_peft_reads_them_are_refused(key):
+    """R16: and no rank is called wrong because of a pattern that was not followed."""
+    assert [one.reason for one in pattern_findings(config(alpha_pattern={key: 8}), 1)] == ["unsupported_pattern"]
+    draft = LLAMA.draft()
+    draft.config["rank_pattern"] = {key: 1, "q_proj": 1}
+    assert {one.reason for one in verdict_of(draft, BaseModules(LLAMA.modules)).findings} == {"unsupported_pattern"}
 
 
 def test_a_key_that_is_nested_too_deeply_for_whoever_asks_is_not_followed():

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
+from typing import Any
 
 import pytest
 
 from registry.lora.base import BaseModules
-from registry.lora.check import Changes
-from registry.lora.policy import AdapterLimits
-from tests.corpus.drafts import LLAMA, RANK, Draft, Values, floats
-from tests.unit.lora.test_check import findings
-from tests.unit.lora.test_coverage import base, verdict_of
+from registry.lora.check import Changes, examine
+from registry.lora.config import read_config
+from registry.lora.findings import Finding, UnfitAdapter, leading, shown
+from registry.lora.json_files import json_object
+from registry.lora.policy import AdapterLimits, Policy
+from registry.lora.safetensors import Tensor
+from tests.corpus.drafts import CONFIG_FIELDS, LLAMA, RANK, Draft, Values, floats
+from tests.unit.lora.conftest import verdict_of
+from tests.unit.lora.test_coverage import base
 
 KNOWN = base(architecture="LlamaForCausalLM")
 STEM = "base_model.model."
@@ -37,6 +44,10 @@ def reasons(draft: Draft, known: BaseModules | None = KNOWN, **policy: object) -
     """The reasons of findings and of warnings."""
     verdict = verdict_of(draft, known, **policy)
     return [one.reason for one in verdict.findings], [one.reason for one in verdict.warnings]
+
+
+def findings(draft: Draft, *about: Any) -> dict[str, Finding]:
+    return {one.reason: one for one in verdict_of(draft, *about).findings}
 
 
 NOTHING = Changes(renamed={}, dropped=(), config={})
@@ -226,3 +237,76 @@ def test_another_base_is_told_with_few_of_the_names_that_are_right():
     assert finding.expected.count("org/") <= 8
     draft.config["base_model_name_or_path"] = "/cache/Name-31/"
     assert not verdict_of(draft, base(architecture="LlamaForCausalLM", names=names)).findings
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("org/Llama", True),
+        ("/models/llama/", True),
+        ("/cache/hub/models--org--Llama/snapshots/0123abcd", True),
+        ("/cache/hub/models--org--Llama/snapshots/0123abcd/", True),
+        ("models--llama/snapshots/0123abcd", True),
+        (r"C:\cache\hub\models--org--Llama\snapshots\0123abcd", True),
+        ("/cache/hub/models--org--Other/snapshots/llama", False),
+        ("qwen", False),
+        (None, False),
+    ],
+)
+def test_another_base_of_the_same_shapes_is_told_by_its_name(name, right):
+    draft = LLAMA.draft()
+    draft.config["base_model_name_or_path"] = name
+    found = findings(draft, BaseModules(LLAMA.modules, ("meta/llama",)))
+    assert ("other_base" not in found) is right
+    assert not findings(draft, BaseModules(LLAMA.modules))
+    cached = BaseModules(LLAMA.modules, ("/hub/models--meta--Llama/snapshots/4567",))
+    assert ("other_base" not in findings(draft, cached)) is right
+
+
+def test_modules_of_two_places_at_once_are_of_none():
+    half = {f"left.{name}": shape for name, shape in LLAMA.modules.items() if ".0." in name}
+    half |= {f"right.{name}": shape for name, shape in LLAMA.modules.items() if ".1." in name}
+    assert set(findings(LLAMA.draft(), BaseModules(half))) == {"no_such_module"}
+
+
+def test_a_key_that_stands_twice_is_found_soon_among_many():
+    """R16 bounded: what somebody sends is read in linear time."""
+    pairs = ", ".join(f'"{number}": 0' for number in range(200_000))
+    started = time.process_time()
+    with pytest.raises(UnfitAdapter, match="'199999' stands there twice"):
+        json_object("adapter_config.json", f'{{{pairs}, "199999": 0}}'.encode())
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.no_cover  # what it executes, quicker tests do too
+@pytest.mark.parametrize("name", ["model.nowhere.{}.q_proj", "model.layers.9{}.experts.0.q_proj"])
+def test_what_the_base_lacks_is_said_in_time_that_grows_with_the_modules(name):
+    """R16, X2: the base was looked through anew for each of them, an hour for as many as a header holds."""
+    base = BaseModules({f"model.layers.{i}.experts.{j}.q_proj": (8, 8) for i in range(60) for j in range(250)})
+    tensors = [Tensor(f"{name.format(i)}.lora_A.weight", "F32", (), 0, 0) for i in range(20_000)]
+    config = read_config(json.dumps(CONFIG_FIELDS).encode())
+    started = time.process_time()
+    found = examine(config, tensors, base, AdapterLimits(), Policy()).findings
+    assert time.process_time() - started < 10
+    assert {one.reason for one in found} & {"no_such_module", "too_many_layers"}
+
+
+def test_what_is_wrong_for_good_leads():
+    """R14: else a source that may be right later would hide what no new try mends."""
+    later = Finding("source_incomplete", "a", "nothing", "weights", "wait", permanent=False)
+    for_good = Finding("rank_too_high", "r", "64", "at most 16", "train with less")
+    assert leading([later, for_good]) == [for_good, later]
+
+
+def test_a_value_that_is_too_deep_to_be_printed_is_shown_all_the_same():
+    """X2: whoever prints stands deeper than whoever read it."""
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    assert shown(value) == "a list"
+
+
+def test_a_finding_says_everything_in_one_line():
+    found = findings(LLAMA.draft(), None, AdapterLimits(max_rank=1))["rank_too_high"]
+    assert found.sentence().startswith("r: found rank 4, expected at most 1; start the engines with --max-lora-rank 4")
+    assert set(found.as_dict()) == {"reason", "key", "found", "expected", "remedy", "permanent"}
