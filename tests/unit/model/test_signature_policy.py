@@ -13,7 +13,7 @@ from registry.lora.digest import FileEntry
 from registry.lora.signing.keys import sign_statement
 from registry.lora.signing.statement import SignatureBinding, SignedFiles, write_statement
 from registry.model.operator_yaml import OperatorFileInvalid
-from registry.model.signature_check import SignatureRefused, Use, absent, check_files, vouched, without_rule
+from registry.model.signature_check import SignatureRefused, Use, Voucher, absent, check_files, vouched, without_rule
 from registry.model.signature_policy import SignaturePolicy, read_policy
 from tests.support.signing import BEGIN, SigningAuthority, make_ec_key
 from tests.unit.lora.signing.test_statements import changed
@@ -57,11 +57,15 @@ def bundle(binding: SignatureBinding = UNBOUND, private: bytes = PRIVATE, chain:
     return sign_statement(write_statement(SignedFiles("sql", FILES, binding), []), private, chain)
 
 
-def refused(content: bytes, use: Use = USE, **rule: object) -> tuple[str, str]:
-    found = policy(**rule).rule(use.name)
+def vouch(content: bytes, **rule: object) -> Voucher:
+    found = policy(**rule).rule(USE.name)
     assert found is not None
+    return vouched(found, content, USE, NOW)
+
+
+def refused(content: bytes, **rule: object) -> tuple[str, str]:
     with pytest.raises(SignatureRefused) as told:
-        vouched(found, content, use, NOW)
+        vouch(content, **rule)
     assert told.value.message.isprintable()
     return told.value.reason, told.value.message
 
@@ -133,22 +137,19 @@ def test_a_wrong_policy_is_refused_with_its_field(text, why):
     ],
 )
 def test_a_bundle_counts_for_what_it_allows(binding):
-    rule = policy().rule(USE.name)
-    assert rule is not None
-    found = vouched(rule, bundle(binding), USE, NOW)
+    found = vouch(bundle(binding))
     assert (found.signer, found.signed.sha256, found.not_after) == ("release", FILES, binding.not_after)
-    by_certificate = vouched(rule, bundle(binding, *ACME.issue(MAIL)), USE, NOW)
-    assert by_certificate.signer == "acme"
+    assert vouch(bundle(binding, *ACME.issue(MAIL))).signer == "acme"
 
 
 def test_a_bundle_that_does_not_say_its_key_is_tried_with_all():
-    older = changed(bundle(), "verificationMaterial.publicKey.hint", "")
-    rule = policy().rule(USE.name)
-    assert rule is not None
-    assert vouched(rule, older, USE, NOW).signer == "release"
-    forged = changed(bundle(private=OTHER), "verificationMaterial.publicKey.hint", "")
-    assert refused(forged) == ("signer_untrusted", refused(forged)[1])
-    assert "a key that it does not name; expected acme, release" in refused(forged)[1]
+    older, forged = (
+        changed(one, "verificationMaterial.publicKey.hint", "") for one in (bundle(), bundle(private=OTHER))
+    )
+    assert vouch(older).signer == "release"
+    reason, message = refused(forged)
+    assert reason == "signer_untrusted"
+    assert "a key that it does not name; expected acme, release" in message
 
 
 WRONG = [

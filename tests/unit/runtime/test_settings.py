@@ -104,6 +104,3 @@ def test_what_makes_no_sense_for_etcd_is_refused(values, says):
     with pytest.raises(ValidationError, match=says):
         daemon(**values)
     assert daemon(prefix="/x").prefix == "/x"
-
-
-REMOTE, LOGIN = {"etcd": "127.0.0.1:1,10.0.0.1:2"}, {"etcd_user": "u", "etcd_password_file": "f"}

@@ -25,12 +25,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.counted: list[str] = []
-        self.changes = 0
         self.supervisor = Supervisor(self.counted.append, random.Random(7), fatal=(Fatal,))
-        self.supervisor.heed(self._note)
-
-    def _note(self) -> None:
-        self.changes += 1
 
     @property
     def failures(self) -> dict[str, int]:
@@ -63,23 +58,9 @@ def test_what_is_fatal_ends_the_process(scene):
     assert not scene.counted
 
 
-def test_a_part_that_fails_is_run_again_until_it_ends(scene):
-    """X2 unbreakable: with a pause that grows up to a cap, so that a value which stays costs next to nothing."""
-    started: list[float] = []
-
-    async def work() -> None:
-        started.append(asyncio.get_running_loop().time())
-        if len(started) <= 40:
-            raise OverflowError("int too large to convert to float")
-
-    play(lambda: scene.supervisor.keep("feed", work))
-    assert (len(started), scene.counted, scene.failures, scene.changes) == (41, ["feed"] * 40, {"feed": 40}, 40)
-    assert (max(after - before for before, after in pairwise(started)) <= 15.0, started[-1] > 60.0) == (True, True)
-
-
-def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
-    """R8: a part that fails at each start costs next to nothing; one that has run for so long begins anew."""
-    changes, started = list[tuple[float, int]](), list[float]()
+def test_a_part_that_fails_is_run_again_with_pauses_that_double_and_half_a_minute_is_well():
+    """R8, X2: a part that fails at each start costs next to nothing; one that has run for so long begins anew."""
+    changes, started, counted = list[tuple[float, int]](), list[float](), list[str]()
 
     def now() -> float:
         return asyncio.get_running_loop().time()
@@ -91,7 +72,7 @@ def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
         await asyncio.sleep(3600)
 
     async def main() -> None:
-        supervisor = Supervisor(lambda _: None, Longest())
+        supervisor = Supervisor(counted.append, Longest())
         supervisor.heed(lambda: changes.append((now(), len(supervisor.troubles))))
         kept = asyncio.create_task(supervisor.keep("feed", work))
         await asyncio.sleep(2.0)
@@ -100,6 +81,7 @@ def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
         await asyncio.sleep(1800)
         assert [after - before for before, after in pairwise(started)] == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
         assert (changes[-1], [count for _, count in changes]) == ((started[-1] + 30.0, 0), [1] * 7 + [0])
+        assert counted == ["feed"] * 7
         kept.cancel()
         with pytest.raises(asyncio.CancelledError):
             await kept
@@ -167,9 +149,6 @@ def test_a_round_that_fails_comes_again_after_a_while_and_what_is_done_without_i
         assert scene.failures == {"loop": 20}
         assert (await scene.supervisor.paced("loop", succeeds), scene.failures) == (3600.0, {})
 
-    play(main)
-
-    async def main() -> None:
         assert scene.supervisor.survives("snapshot", lambda: None)
         with structlog.testing.capture_logs() as logged:
             assert not scene.supervisor.survives("snapshot", {}.popitem)
