@@ -110,7 +110,7 @@ def examine(
     pairs = {entry.module for entry in entries if entry.part in PAIR_PARTS}
     warnings += [*_base_layers(kept), *config_warnings(config), *missing_modules(config, pairs, renames, base)]
     warnings += unknown_coverage(base)
-    return AdapterVerdict(tuple(_unique(findings)), tuple(warnings), changes, config.highest_rank)
+    return AdapterVerdict(tuple(dict.fromkeys(findings)), tuple(warnings), changes, config.highest_rank)
 
 
 def _sift(
@@ -127,17 +127,13 @@ def _sift(
             AdapterWarning("vision_dropped", f"{count} vision modules were left out, as prepare.vision says")
         )
     without = vision if policy.vision != "keep" else []
-    unwanted = _unwanted(entries, policy) if policy.drop else []
+    unwanted = [entry for entry in entries if any(ends_with(entry.module, end) for end in policy.drop)]
     if unwanted:
         warnings.append(_dropped(unwanted))
     left = {id(entry) for entry in (*without, *unwanted)}
     left |= {id(entry) for entry in entries if entry.part is TensorPart.MAGNITUDE}
     kept = [entry for entry in entries if id(entry) not in left]
     return kept, [*findings, *_foreign(kept)], warnings
-
-
-def _unwanted(entries: Sequence[TensorName], policy: Policy) -> list[TensorName]:
-    return [entry for entry in entries if any(ends_with(entry.module, end) for end in policy.drop)]
 
 
 def _dropped(entries: Sequence[TensorName]) -> AdapterWarning:
@@ -299,7 +295,3 @@ def _base_layers(kept: Sequence[TensorName]) -> list[AdapterWarning]:
     names = [entry.tensor.name for entry in kept if entry.part is TensorPart.BASE_LAYER]
     message = f"{len(names)} weights of the base model are in the file; engines use their own"
     return [AdapterWarning("base_layer_ignored", message)] if names else []
-
-
-def _unique(findings: Sequence[Finding]) -> list[Finding]:
-    return list(dict.fromkeys(findings))

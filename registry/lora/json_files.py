@@ -24,18 +24,13 @@ def json_object(file: str, content: bytes) -> dict[str, Any]:
         raise lfs_pointer(file)
     try:
         value = json.loads(content.decode(), object_pairs_hook=_without_duplicates)
-        _check_encodable(content, value)
+        if _SURROGATE.search(content):  # half of a pair could be read, and never be written anywhere
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise not_an_adapter(file, f"what is not readable as JSON ({str(error)[:200]})", "JSON") from error
     if not isinstance(value, dict):
         raise not_an_adapter(file, f"a JSON {type(value).__name__}", "a JSON object")
     return value
-
-
-def _check_encodable(content: bytes, value: object) -> None:
-    """Raises ValueError if a string has half of a surrogate pair: it could be read, and never be written anywhere."""
-    if _SURROGATE.search(content):
-        json.dumps(value, ensure_ascii=False).encode()
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

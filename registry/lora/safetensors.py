@@ -80,7 +80,8 @@ def read_header(header: bytes, size_bytes: int, file: str) -> Header:
         raise not_an_adapter(file, f"{len(entries)} tensors", f"at most {MAX_TENSORS}")
     tensors = sorted((_tensor(name, entry) for name, entry in entries.items()), key=lambda one: (one.begin, one.end))
     if not tensors:
-        raise UnfitAdapter([_no_tensors(file)])
+        remedy = "save the adapter again after its training"
+        raise UnfitAdapter([Finding("no_tensors", file, "no tensors", "LoRA weights", remedy)])
     expected = 0
     for tensor in tensors:
         if tensor.begin != expected:
@@ -135,10 +136,6 @@ def _check_size(size_bytes: int, whole: int, file: str) -> None:
 
 def _key(name: str) -> str:
     return shown(name)[1:-1]
-
-
-def _no_tensors(file: str) -> Finding:
-    return Finding("no_tensors", file, "no tensors", "LoRA weights", "save the adapter again after its training")
 
 
 def _incomplete(file: str, found: int, expected: int) -> UnfitAdapter:

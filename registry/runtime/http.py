@@ -308,7 +308,8 @@ class _HttpConnection(HttpToolsProtocol):
     def _close(self, reason: Closed, status: HTTPStatus, message: str) -> None:
         """Ends a connection; says why, unless there is no message, or an answer is under way, which it would spoil."""
         self.server_state.note(reason, self._address)
-        if message and not self.pipeline and (self._is_answered() or self._is_body_awaited()):
+        is_spoilt = not self._is_answered() and (self.cycle.response_started or not self.cycle.more_body)
+        if message and not self.pipeline and not is_spoilt:
             body = json.dumps(error_body(reason, message)).encode()
             head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -317,9 +318,6 @@ class _HttpConnection(HttpToolsProtocol):
     def _is_answered(self) -> bool:
         """True if nothing was asked that has no whole answer."""
         return self.cycle is None or self.cycle.response_complete
-
-    def _is_body_awaited(self) -> bool:
-        return self.cycle.more_body and not self.cycle.response_started
 
 
 def _over_tls(tls: HttpTls) -> Callable[..., TlsConnection]:

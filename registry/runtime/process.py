@@ -218,10 +218,6 @@ WELL_SECONDS = 30.0
 Keep = Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 
-async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
-    await work()
-
-
 async def keep_once(_part: str, work: Callable[[], Awaitable[None]]) -> None:
     """A `Keep` for parts that nobody supervises: what they raise is raised."""
     await work()
@@ -275,7 +271,7 @@ class Supervisor:
         while True:
             well = asyncio.get_running_loop().call_later(WELL_SECONDS, self._mend, part)
             try:
-                return await asyncio.create_task(_awaited(work), name=part)
+                return await asyncio.create_task(keep_once(part, work), name=part)
             except self._fatal:
                 raise
             except Exception as error:  # whatever it was, the other parts go on

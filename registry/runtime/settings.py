@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Self
@@ -158,11 +158,8 @@ class DaemonSettings(PortSettings):
         tls = None
         if self.etcd_tls_ca or self.etcd_tls_cert:
             tls = TlsFiles(ca=self.etcd_tls_ca, certificate=self.etcd_tls_cert, key=self.etcd_tls_key)
-        return ClientOptions(self.etcd, tls=tls, user=self.etcd_user, password=self._password())
-
-    def _password(self) -> Callable[[], str] | None:
-        file = self.etcd_password_file
-        return (lambda: _read_password(file)) if file else None
+        password = partial(_read_password, self.etcd_password_file) if self.etcd_password_file else None
+        return ClientOptions(self.etcd, tls=tls, user=self.etcd_user, password=password)
 
 
 def _read_password(file: Path) -> str:

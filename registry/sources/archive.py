@@ -235,9 +235,7 @@ def gather_from(
 MAX_BUNDLES = 4
 
 
-def bundle_in_archive(
-    chunks: Iterator[bytes], *, is_gzipped: bool, max_bytes: int = MAX_UNPACKED_BYTES, below: Sequence[str] = ()
-) -> bytes | None:
+def bundle_in_archive(chunks: Iterator[bytes], *, is_gzipped: bool, below: Sequence[str] = ()) -> bytes | None:
     """The bundle beside the files that `receive_archive` would hand over; None: there is none.
 
     `below`: see `place_of`.
@@ -245,7 +243,7 @@ def bundle_in_archive(
     Raises:
         ArtifactError: ``bad_archive``, ``source_incomplete``, ``too_large``, or what `chunks` raise.
     """
-    reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, max_bytes)
+    reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, MAX_UNPACKED_BYTES)
     folder, bundles = None, dict[str, bytes]()
     while folder is None or folder not in bundles:
         member = next_member(reader)

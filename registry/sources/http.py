@@ -101,11 +101,7 @@ class _Transfer:
         self.size_bytes = size_bytes
 
     def chunks(self, stop: Stop) -> Iterator[bytes]:
-        """The content, exactly as long as it was said to be.
-
-        Raises:
-            ArtifactError: it did not arrive.
-        """
+        """The content, exactly as long as it was said to be. Raises ArtifactError: it did not arrive."""
         for attempt in retries(stop):
             with attempt:
                 yield from self._part()
@@ -171,18 +167,20 @@ _BEGINNING: Headers = (("Range", "bytes=0-0"),)
 _THERE = frozenset({200, 206})
 
 
-def _version(getter: Getter, url: WebUrl) -> str:
-    """Version of a file, as a server's headers say; empty: they do not say.
-
-    Raises:
-        ArtifactError: it cannot be asked.
-    """
+def _looked_at(getter: Getter, url: WebUrl) -> SourceResponse:
+    """Answer that tells of a file, which is not read. Raises ArtifactError: it tells nothing."""
     answer = getter.get(url, _BEGINNING)
     answer.close()
+    if answer.status not in _THERE | MISSING_STATUSES:
+        raise status_error(answer.status, url.place)
+    return answer
+
+
+def _version(getter: Getter, url: WebUrl) -> str:
+    """Version of a file, as a server's headers say; empty: they do not say."""
+    answer = _looked_at(getter, url)
     if answer.status in MISSING_STATUSES:
         return "missing"
-    if answer.status not in _THERE:
-        raise status_error(answer.status, url.place)
     tag = answer.header("etag") or answer.header("last-modified")
     size = answer.header("content-range").rpartition("/")[2] or answer.header("content-length")
     return f"{tag} {size}" if tag else ""
@@ -193,11 +191,8 @@ _HIDDEN = "RepoNotFound"
 
 
 def _is_gone(getter: Getter, url: WebUrl) -> bool:
-    """True if a server says that a file is not there. Raises as `_version`."""
-    answer = getter.get(url, _BEGINNING)
-    answer.close()
-    if answer.status not in _THERE | MISSING_STATUSES:
-        raise status_error(answer.status, url.place)
+    """True if a server says that a file is not there."""
+    answer = _looked_at(getter, url)
     return answer.status in MISSING_STATUSES and answer.header("x-error-code") != _HIDDEN
 
 
@@ -261,7 +256,7 @@ class WebSource(Source):
 
     def fetch(self, receive: Receive, stop: Stop) -> None:
         """See `Source.fetch`."""
-        with _getter(self.web, stop, self.named, self.held, self.may_see) as getter:
+        with self._getter(stop) as getter:
             if self.is_directory:
                 for name in FILES:
                     self._receive(getter, name, receive, stop)
@@ -282,7 +277,7 @@ class WebSource(Source):
     def signature(self, stop: Stop) -> bytes | None:
         """See `Source.signature`. An archive is read as far as it takes."""
         url = parse_url(f"{self.url}{SIGNATURE_FILE}") if self.is_directory else self.url
-        with _getter(self.web, stop, self.named, self.held, self.may_see) as getter:
+        with self._getter(stop) as getter:
             try:
                 return retries_from_start(stop)(self._bundle_at, getter, url, stop)
             except ArtifactError as error:
@@ -298,13 +293,18 @@ class WebSource(Source):
 
     def version(self, stop: Stop) -> str:
         """See `Source.version`."""
-        with _getter(self.web, stop, self.named, self.held, self.may_see) as getter:
+        with self._getter(stop) as getter:
             return joined_versions([_version(getter, url) for url in self._urls])
 
     def is_gone(self, stop: Stop) -> bool:
         """See `Source.is_gone`."""
-        with _getter(self.web, stop, self.named, self.held, self.may_see) as getter:
+        with self._getter(stop) as getter:
             return any(_is_gone(getter, url) for url in self._urls)
+
+    @contextmanager
+    def _getter(self, stop: Stop) -> Iterator[Getter]:
+        with closing(SourceRequests(self.web.connections, stop)) as requests:
+            yield Getter(requests, self.named, self.held, self.may_see, OriginVisits(self.web.origins))
 
     @property
     def _urls(self) -> list[WebUrl]:
@@ -336,11 +336,3 @@ def hub_source(
 def hub_prefix(hub: WebUrl) -> SourcePrefix:
     """All that is on the hub."""
     return SourcePrefix(hub.scheme, hub.authority, ())
-
-
-@contextmanager
-def _getter(
-    web: Web, stop: Stop, named: Sequence[SourcePrefix], held: HeldCredential | None, may_see: Sequence[SourcePrefix]
-) -> Iterator[Getter]:
-    with closing(SourceRequests(web.connections, stop)) as requests:
-        yield Getter(requests, named, held, may_see, OriginVisits(web.origins))

@@ -301,11 +301,7 @@ class ObjectSource(Source):
 
 
 def _version(bucket: _Bucket, key: str) -> str:
-    """Version of an object, as its store says; empty: it does not say.
-
-    Raises:
-        ArtifactError: it cannot be asked.
-    """
+    """Version of an object, as its store says; empty: it does not say. Raises ArtifactError: it cannot be asked."""
     try:
         found = bucket.read(key, 0, 1, None)
     except ArtifactError as error:
@@ -341,11 +337,7 @@ class _Bucket:
         self._store = stores.store(uri, held)
 
     def read(self, key: str, start: int, end: int, tag: str | None) -> _Range:
-        """Bytes from `start` to before `end`, of the version with that tag.
-
-        Raises:
-            ArtifactError: they cannot be had.
-        """
+        """Bytes from `start` to before `end`, of the version with that tag. Raises ArtifactError: there are none."""
         self._stop.check()
         try:
             return retries(self._stop)(self._visit, key, start, end, tag)

@@ -171,15 +171,11 @@ def without_effect(entries: Iterable[TensorName], zeros: frozenset[str]) -> list
         )
         return [AdapterWarning("without_effect", message)]
     # An expert that no token of a training came to stays as it began.
-    trained = [module for module in idle if not _is_expert(module)]
+    trained = [module for module in idle if "experts" not in module.split(".")]
     if not trained:
         return []
     message = f"lora_A or lora_B of {len(trained)} modules are zeros, so that they add nothing: {patterns_of(trained)}"
     return [AdapterWarning("without_effect", message)]
-
-
-def _is_expert(module: str) -> bool:
-    return "experts" in module.split(".")
 
 
 def missing_modules(

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from registry.lora.signing.forms import SIGN_ANEW, BadBundle, list_of, object_of, other, text_of, whole
 from registry.lora.text import printable
@@ -119,19 +118,15 @@ def read_statement(payload: bytes) -> SignedFiles:
             raise other(key, statement.get(key), expected)
     subject = object_of(list_of(statement.get("subject"), "subject", 1, 1)[0], "subject")
     predicate = object_of(statement.get("predicate"), "predicate")
-    _check_serialization(object_of(predicate.get("serialization"), "serialization"))
+    serialization = object_of(predicate.get("serialization"), "serialization")
+    hashed = serialization.get("method"), serialization.get("hash_type")
+    if hashed != ("files", "sha256"):  # otherwise than we do, so that nothing could be compared
+        raise other("serialization", hashed, "method files and hash_type sha256, which model_signing takes by default")
     sha256 = _resources(predicate.get("resources"))
     found = object_of(subject.get("digest"), "subject.digest").get("sha256")
     if found != (expected := _root(list(sha256.values()))):
         raise other("subject.digest.sha256", found, f"{expected}, that of its resources")
     return SignedFiles(text_of(subject.get("name"), "subject.name"), sha256, _binding(predicate.get(BINDING_FIELD, {})))
-
-
-def _check_serialization(serialization: dict[str, Any]) -> None:
-    """Raises BadBundle where files were hashed otherwise than we do, so that nothing could be compared."""
-    found = serialization.get("method"), serialization.get("hash_type")
-    if found != ("files", "sha256"):
-        raise other("serialization", found, "method files and hash_type sha256, which model_signing takes by default")
 
 
 def _resources(resources: object) -> dict[str, str]:
