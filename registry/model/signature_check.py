@@ -15,7 +15,7 @@ from registry.lora.digest import FileEntry
 from registry.lora.signatures import SignatureReason
 from registry.lora.signing.bundle import SignedBundle, read_bundle
 from registry.lora.signing.forms import BadBundle
-from registry.lora.signing.keys import BadChain, CertifiedSigner, certified_signer
+from registry.lora.signing.keys import BadChain, certified_signer
 from registry.lora.signing.statement import SIGNATURE_FILE, SignatureBinding, SignedFiles, read_statement, zulu
 from registry.lora.text import printable
 from registry.model.names import NamePatterns, tenant_of
@@ -105,7 +105,7 @@ def _keyed(rule: SigningRule, bundle: SignedBundle) -> str:
 
 def _certified(rule: SigningRule, bundle: SignedBundle, now: datetime) -> str:
     """The name of the authority that its certificates lead to."""
-    why, found = "no authority counts", None
+    why = "no authority counts"
     for name, authority in rule.authorities.items():
         try:
             found = certified_signer(bundle.chain, authority.certificates, now)
@@ -113,15 +113,11 @@ def _certified(rule: SigningRule, bundle: SignedBundle, now: datetime) -> str:
             why = str(error)
             continue
         if any(map(authority.names.match, found.names)):
-            _check_made(found, bundle)
+            if not found.key.made(bundle):
+                raise _forged("its certificate")
             return name
         why = f"it is of {', '.join(map(printable, found.names))[:200] or 'nobody'}, whom the policy does not name"
     raise _untrusted(rule, f"was signed with a certificate that does not count: {why[:300]}")
-
-
-def _check_made(found: CertifiedSigner, bundle: SignedBundle) -> None:
-    if not found.key.made(bundle):
-        raise _forged("its certificate")
 
 
 def _forged(by: str) -> SignatureRefused:

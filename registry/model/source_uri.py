@@ -188,13 +188,9 @@ def check_authority(scheme: str, netloc: str) -> str:
     host, colon, port = netloc.lower().rpartition(":")
     if not colon or port.endswith("]"):
         host, port = netloc.lower(), ""
-    if not _HOST.fullmatch(host) or (port and not _is_port(port)):
+    if not _HOST.fullmatch(host) or (port and not (_PORT.fullmatch(port) and 0 < int(port) < 65536)):
         raise SourceUriError("the URL has no host and port that can be used")
     return host if not port or int(port) == DEFAULT_PORTS.get(scheme) else f"{host}:{int(port)}"
-
-
-def _is_port(port: str) -> bool:
-    return _PORT.fullmatch(port) is not None and 0 < int(port) < 65536
 
 
 def _remote(uri: str) -> tuple[str, SplitResult]:
