@@ -236,7 +236,10 @@ def test_a_summary_tells_the_first_finding_and_how_many_there_are():
 
 
 def test_a_policy_has_the_form_that_prepared_ids_are_made_of():
-    """R4: what every release made under an id has the same bytes, so that this changes only with the bytes."""
+    """R4, R22: what every release made under an id has the same bytes, so that this changes only with the bytes.
+
+    No module at all would be left of what ends with nothing.
+    """
     assert policy_of({}).as_dict() == {
         "name": "prepare",
         "version": 1,
@@ -245,7 +248,10 @@ def test_a_policy_has_the_form_that_prepared_ids_are_made_of():
         "dora": "reject",
     }
     assert policy_of({"drop": ("b", "a")}) == Policy(drop=("b", "a"))
-    for name, values in {"remap": ["on", None], "vision": ["auto"], "dora": ["off"], "drop": [5, "a", [None]]}.items():
+    assert policy_of({"drop": ["b", "a", "b"]}).as_dict()["drop"] == ["a", "b"]
+    assert policy_of({"drop": None}) == policy_of({"drop": []}) == policy_of({})
+    no_lists: list[object] = [5, "a", [None], [""], ["mlp.gate", ""], [1], {"mlp.gate": 1}]
+    for name, values in {"remap": ["on", None], "vision": ["auto"], "dora": ["off"], "drop": no_lists}.items():
         for value in values:
             with pytest.raises(ValueError, match=f"prepare.{name} is "):
                 policy_of({name: value})

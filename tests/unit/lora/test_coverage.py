@@ -14,7 +14,6 @@ from registry.lora.base import BaseModules
 from registry.lora.base_directory import read_base
 from registry.lora.coverage.findings import finding_of, patterns_of, prepared_modules, unknown_coverage
 from registry.lora.coverage.table import Coverage, Unapplied, coverage_of
-from registry.lora.policy import policy_of
 from registry.lora.prepare import new_weights
 from registry.lora.safetensors import Tensor, read_header
 from registry.lora.tensor_names import entry_of
@@ -182,18 +181,13 @@ def coverage(architecture: str) -> Coverage:
 @pytest.mark.parametrize(
     ("architecture", "module", "is_embedding", "reason"),
     [
-        ("MistralForCausalLM", "model.embed_tokens", True, "not_taken_by_engine"),
         ("MistralForCausalLM", "model.wte", True, "not_taken_by_engine"),
         ("MistralForCausalLM", "model.wte", False, None),
-        ("MistralForCausalLM", "lm_head", False, "not_taken_by_engine"),
         ("MistralForCausalLM", "embed_out", False, "not_taken_by_engine"),
         ("MistralForCausalLM", "model.visual.lm_head", False, None),
         ("MistralForCausalLM", "model.layers.0.mlp.gate", False, None),
-        ("LlamaForCausalLM", "model.embed_tokens", True, None),
         ("LlamaForCausalLM", "model.wte", True, "not_taken_by_engine"),
-        ("LlamaForCausalLM", "lm_head", False, None),
         ("LlamaForCausalLM", "embed_out", False, "not_taken_by_engine"),
-        ("Qwen3MoeForCausalLM", "model.layers.0.mlp.gate", False, "not_applied_by_engine"),
         ("Qwen3MoeForCausalLM", "mlp.gate", False, "not_applied_by_engine"),
         ("Qwen3MoeForCausalLM", "model.layers.0.xmlp.gate", False, None),
         ("Qwen3MoeForCausalLM", "model.layers.0.gate", False, None),
@@ -218,7 +212,6 @@ def coverage(architecture: str) -> Coverage:
         ("LlamaForSequenceClassification", "lm_head", False, "not_taken_by_engine"),
         ("Qwen3Model", "embed_tokens", True, None),
         ("Qwen2Model", "embed_tokens", True, "not_taken_by_engine"),
-        ("GraniteMoeSharedForCausalLM", "a.shared_mlp.input_linear", False, "not_applied_by_engine"),
         ("GraniteMoeSharedForCausalLM", "a.block_sparse_moe.router.layer", False, "not_taken_by_engine"),
     ],
 )
@@ -320,7 +313,6 @@ def test_what_config_json_says_stands_beside_the_modules(tmp_path, config, expec
 
 HEAD = 8
 LLAMA4 = base(architecture="Llama4ForCausalLM", head_size=HEAD)
-B = f"base_model.model.{Q}.lora_B.weight"
 
 
 def test_rows_of_queries_and_keys_are_ordered_as_vllm_orders_the_bases():
@@ -374,19 +366,3 @@ def test_the_order_of_rows_is_a_part_of_the_prepared_id():
     assert base(architecture="LlamaForCausalLM").prepared_for == LLAMA4.fingerprint
     assert base(architecture="NewForCausalLM").prepared_for == base().prepared_for == LLAMA4.fingerprint
     assert LLAMA4.prepared_for == f"{LLAMA4.fingerprint} rotary 8"
-
-
-def test_drop_is_a_part_of_the_prepared_id_where_it_is_set():
-    """R22: no module at all would be left of what ends with nothing."""
-    assert "drop" not in policy_of({}).as_dict()
-    assert policy_of({"drop": ["b", "a", "b"]}).as_dict()["drop"] == ["a", "b"]
-    assert policy_of({"drop": None}) == policy_of({"drop": []}) == policy_of({})
-    for drop in ("mlp.gate", [""], ["mlp.gate", ""], [1], {"mlp.gate": 1}):
-        with pytest.raises(ValueError, match="no list of modules"):
-            policy_of({"drop": drop})
-
-
-def test_a_name_is_dropped_by_its_last_parts_only():
-    draft = LLAMA.draft()
-    verdict = verdict_of(draft, base(architecture="LlamaForCausalLM"), drop=["proj", "0.self_attn.q_proj"])
-    assert verdict.changes.dropped == (B.replace("lora_B", "lora_A"), B)
