@@ -16,7 +16,7 @@ from tests.support.mutants.copies import ROOT
 from tests.support.mutation import executed as measuring
 from tests.support.mutation import trial
 from tests.support.mutation.__main__ import Results, drawn, kept, unit_tests
-from tests.support.mutation.executed import Executed, NotMeasured, importers, product_files, readers
+from tests.support.mutation.executed import Executed, NotMeasured, importers, product_files
 from tests.support.mutation.forks import replaced
 from tests.support.mutation.kinds import Mutation, mutations
 from tests.support.mutation.page import REASONS, kept_reasons, page, score
@@ -243,35 +243,6 @@ def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
     assert chosen_tests(change, Executed(lines, {TEST: 0.1})) == ([], False)
     found = importers(ROOT)["sidecar/plan/backoff.py"]
     assert {"sidecar/loop/retries.py", "sidecar/plan/planner.py"} <= {*found} - {"sidecar/plan/backoff.py"}
-
-
-def test_what_runs_at_the_import_is_asked_first_of_the_tests_that_read_it(tmp_path):
-    """Constants, also by way of others, fields of classes, and defaults of arguments; then of all there is time for."""
-    (tmp_path / "registry").mkdir()
-    (tmp_path / "registry/a.py").write_text(
-        "LIMIT = 7\nTWICE = (\n    LIMIT * 2\n)\n\n\nclass Order:\n    size: int = 3\n\n\n"
-        "def fits(one, *, most=5):\n    if one:\n        return one < most\n    return True\n"
-    )
-    (tmp_path / "registry/b.py").write_text(
-        "from registry.a import TWICE\n\n\ndef is_long(one):\n    return one.size > TWICE\n"
-    )
-    read = readers(tmp_path)
-    assert read["registry/a.py"] == {
-        1: [("registry/a.py", 3)],
-        **{line: [("registry/b.py", 5)] for line in (2, 3, 4)},
-        8: [("registry/b.py", 5)],
-        11: [("registry/a.py", 13)],
-    }
-    tests = {1: "", 11: "lazy", 13: "of fits", 14: "q"}
-    lines = {
-        "registry/a.py": {line: frozenset({test}) for line, test in tests.items()},
-        "registry/b.py": {5: frozenset({"of b"})},
-    }
-    seconds = {"q": 0.1, "lazy": 0.2, "of b": 3.0, "of fits": 2.0}
-    executed = Executed(lines, seconds, importers(tmp_path), read)
-    asked = {line: executed.tests("registry/a.py", [line]) for line in (1, 3, 8, 11, 13)}
-    first = ["of b", "q", "lazy", "of fits"]
-    assert asked == {1: first, 3: first, 8: first, 11: ["lazy", "of fits", "q", "of b"], 13: ["of fits"]}
 
 
 @pytest.mark.parametrize("end", ["1 failed, 2 passed", "INTERNALERROR> ZeroDivisionError\n\n3 passed"])

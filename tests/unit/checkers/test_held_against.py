@@ -13,7 +13,7 @@ from tests.support.checkers.index import HistoryIndex
 from tests.support.checkers.logs import SidecarProcess, TakenState
 from tests.support.checkers.replay import check_replicas
 from tests.support.checkers.replicas import GONE_SECONDS, EngineListing, check_files, check_listings, check_log
-from tests.unit.checkers.story import path_of
+from tests.unit.checkers.story import Story, path_of
 from tests.unit.verify.written import TWO, Written, adapter, rollout
 
 KEY = "/t/adapters/p/acme%2Fa"
@@ -449,8 +449,9 @@ def test_a_removal_is_found_once_and_each_of_them_counts():
 def test_what_others_saw_at_a_known_time(at, seconds):
     """R7: from when the file went back to the grace before."""
     process = taken((0.0, {"z": "9"}))
-    other = EngineListing(replica="r1", revision=1, adapters={"t": "/x", "a": path_of("1")}, at=at, incarnation="e1")
-    found, counts = check_files([process], [other.model_copy(update={"at": None}), other, other])
+    right = EngineListing(replica="r1", revision=1, adapters={"t": "/x", "a": path_of("1")}, at=at, incarnation="e1")
+    wrong = [other(right, **of) for of in ({"at": None}, {"incarnation": "e2"}, {"replica": "r2"})]
+    found, counts = check_files([process], [*wrong, other(right, adapters={"a": path_of("2")}), right])
     told = f"{EARLY}was seen to list it {seconds} s before; the grace is 600 s"
     assert [str(one) for one in found] == ([told] if seconds else [])
     assert counts["of them at a known time"] == 2
@@ -463,3 +464,21 @@ def test_what_is_not_datable_is_not_counted():
     placeless.store, moved.is_steady = "", False
     found, counts = check_files([placeless, moved], [])
     assert (found, counts["removals"]) == ([], 0)
+
+
+def test_a_store_that_replicas_share_is_one():
+    """R7: the sidecar that removes is not the one whose engine lists; another store has an artifact of its own."""
+    ours, theirs = Story(), Story()
+    ours.start()
+    ours.now += 10.0
+    ours.log("artifact_removed", artifact="1" * 64, size_bytes=1)
+    theirs.start(replica="r2")
+    theirs.look(whole=True, a="1")
+
+    def found() -> list[str]:
+        logs = [("r1.log", ours.lines), ("r2.log", theirs.lines)]
+        return [f"{one}" for one in check_replicas(ours.index(), "p", logs, [])[0]]
+
+    assert ["r2's engine had listed it 10.0 s before" in one for one in found()] == [True]
+    theirs.lines[0]["store"] = "another"
+    assert found() == []
