@@ -20,25 +20,24 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
 
-from registry.etcd3.ops import Event, KeyValue
+from registry.etcd3.ops import KeyValue
 from registry.model.errors import Reason, RegistryError
+from registry.model.records import AdapterRecord
 from registry.model.status import tell_seconds
 from registry.model.stored import Number, Part, Stored
-from registry.transactions.decode import read_adapter
+from registry.rollout.index import AdapterIndex
 
 # The clock is moved on as often as it says much about the shortest life, within bounds.
 _TICKS_OF_A_LIFE, _SHORTEST_TICK_SECONDS, _LONGEST_TICK_SECONDS = 16, 30.0, 300.0
 # A reading is left out if those beside it are closer to each other than this part of their age.
 _THINNED_BY = 16
-# A record without it never ends; one with it is read as a whole.
-_MARK = re.compile(rb'"ttl_seconds":[1-9]')
 
 
 class ClockMark(Part):
@@ -74,57 +73,16 @@ class EndingRecord:
     from_use: bool = False
 
 
-class EndingAdapters:
-    """Records with a time to live; of all other records nothing is kept.
+class EndingAdapters(AdapterIndex[EndingRecord]):
+    """Records with a time to live."""
 
-    Args:
-        prefix: of the adapters of all pools.
-    """
+    _mark = re.compile(rb'"ttl_seconds":[1-9]')
 
-    def __init__(self, prefix: bytes) -> None:
-        self._prefix = prefix
-        self._records: dict[bytes, EndingRecord] = {}
-
-    @property
-    def records(self) -> Mapping[bytes, EndingRecord]:
-        """By their keys."""
-        return self._records
-
-    def listed(self, kvs: Iterable[KeyValue], now: float) -> None:
-        """Takes a whole list. What stands as it stood is known as long as before."""
-        before, self._records = self._records, {}
-        for kv in kvs:
-            self._put(kv, before.get(kv.key), now)
-
-    def changed(self, events: Iterable[Event], now: float) -> bool:
-        """Takes all changes of one revision; returns whether any of it was about what ends."""
-        befores = [self._records.pop(event.key, None) for event in events]
-        for event in events:
-            if event.kv is not None:
-                self._put(event.kv, None, now)
-        return any(befores) or any(event.key in self._records for event in events)
-
-    def ended(self, key: bytes) -> None:
-        """Forgets what was deleted."""
-        self._records.pop(key, None)
-
-    def _put(self, kv: KeyValue, before: EndingRecord | None, now: float) -> None:
-        if before is not None and before.kv == kv:
-            self._records[kv.key] = before
-        elif _MARK.search(kv.value) and (one := self._read(kv, now)) is not None:
-            self._records[kv.key] = one
-
-    def _read(self, kv: KeyValue, now: float) -> EndingRecord | None:
-        pool = kv.key.removeprefix(self._prefix).partition(b"/")[0].decode(errors="backslashreplace")
-        try:
-            record = read_adapter(pool, kv)
-        except RegistryError:
-            return None
-        ttl = record.spec.ttl_seconds
+    def _entry(self, kv: KeyValue, record: AdapterRecord, _before: object, now: float) -> EndingRecord | None:
+        ttl, is_from_use = record.spec.ttl_seconds, record.spec.ttl_from == "use"
         if ttl is None:
             return None
-        is_from_use = record.spec.ttl_from == "use"
-        return EndingRecord(kv, pool, record.name, record.generation, ttl, now, is_from_use)
+        return EndingRecord(kv, record.pool, record.name, record.generation, ttl, now, is_from_use)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from registry.rollout.policy import (
     Halt,
     Leave,
     LookAgain,
+    OpenRollout,
     OpenRollouts,
     Promote,
     Soak,
@@ -46,7 +47,6 @@ from registry.store.writer import Writer
 from registry.transactions.builder import Settled
 from registry.transactions.changes import Change, HaltRollout, PromoteRollout
 from registry.transactions.context import Caller
-from registry.transactions.decode import read_adapter
 
 PRINCIPAL = Principal("loraplane-admin", Credential.SERVICE)
 ACT_SECONDS = 10.0
@@ -91,14 +91,6 @@ class Shared:
             return error.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A rollout with which something is to be done."""
-
-    kv: KeyValue
-    record: AdapterRecord
-
-
 class PoolController:
     """The rollouts of one pool. `wake` is to be set when its records change."""
 
@@ -121,55 +113,46 @@ class PoolController:
             await asyncio.sleep(self._shared.rng.uniform(0.5, 1.5) * _PAUSE_SECONDS)
             await woken(self.wake, again_at)
 
-    async def _look(self, reader: PoolReader, records: list[KeyValue]) -> float | None:
+    async def _look(self, reader: PoolReader, records: list[OpenRollout]) -> float | None:
         """Looks at each rollout once and does what is due; returns when to look again."""
         pool = reader.snapshot()
         if pool is None:
             return None
         again_at: list[float] = []
-        due: list[Due] = []
-        for kv in records:
-            match await self._find_due(kv, pool, reader):
+        due: list[OpenRollout] = []
+        for one in records:
+            match await self._decision(one, pool, reader):
                 case LookAgain(at=at):
                     again_at.append(at)
-                case Due() as one:
+                case Promote() | Halt():
                     due.append(one)
-                case _:
+                case Leave():
                     pass
         if due and not await self._act(due, pool, reader):
-            again_at.append(_now() + RETRY.delay(self._failures, self._shared.rng.uniform))
+            again_at.append(now() + RETRY.delay(self._failures, self._shared.rng.uniform))
         return min(again_at, default=None)
 
-    async def _find_due(self, kv: KeyValue, pool: PoolSnapshot, reader: PoolReader) -> Due | LookAgain | Leave:
+    async def _decision(self, one: OpenRollout, pool: PoolSnapshot, reader: PoolReader) -> Decision:
         """The next step of one rollout, as the informers have it."""
-        record = self._record(kv)
-        if record is None:
-            return Leave()
-        if needs_room(_question(record), kv, pool):
+        if needs_room(_question(one.record), one.kv, pool):
             await reader.follow_adapters()
             return Leave()
-        decision = self._decided(kv, record, pool, reader.losses)
-        return Due(kv, record) if isinstance(decision, Promote | Halt) else decision
+        return self._decided(one, pool, reader.losses)
 
-    def _decided(self, kv: KeyValue, record: AdapterRecord, pool: PoolSnapshot, losses: int | None) -> Decision:
-        rollout = derive_rollout(_question(record), kv, pool)
-        soak = soaking(self._soaks.pop(kv.key, None), rollout, kv.mod_revision, losses, _now())
+    def _decided(self, one: OpenRollout, pool: PoolSnapshot, losses: int | None) -> Decision:
+        kv, strategy = one.kv, one.record.spec.strategy
+        rollout = derive_rollout(_question(one.record), kv, pool)
+        soak = soaking(self._soaks.pop(kv.key, None), rollout, kv.mod_revision, losses, now())
         if soak is not None:
             self._soaks[kv.key] = soak
-        return decide(record.spec.strategy, rollout, soak, _now()) if record.spec.strategy else Leave()
+        return decide(strategy, rollout, soak, now()) if strategy else Leave()
 
-    def _record(self, kv: KeyValue) -> AdapterRecord | None:
-        try:
-            return read_adapter(self.name, kv)
-        except RegistryError:
-            return None
-
-    async def _act(self, due: list[Due], pool: PoolSnapshot, reader: PoolReader) -> bool:
+    async def _act(self, due: list[OpenRollout], pool: PoolSnapshot, reader: PoolReader) -> bool:
         """Does what is due, if it still is at one revision; False: not all could be done."""
         deadline = Deadline.of(ACT_SECONDS)
         try:
-            _, now = await read_pool(self._shared.client, self._shared.keys, due[0].record.name, pool, deadline)
-            done = [await self._carry_out(one, now, reader.losses) for one in due]
+            _, pool = await read_pool(self._shared.client, self._shared.keys, due[0].record.name, pool, deadline)
+            done = [await self._carry_out(one, pool, reader.losses) for one in due]
         except RegistryError as error:
             # Also what is no outage, e.g. a token that expired: a service that dies of it conducts nothing at all.
             self._failures += 1
@@ -179,10 +162,10 @@ class PoolController:
         self._failures = 0 if is_done else self._failures + 1
         return is_done
 
-    async def _carry_out(self, due: Due, pool: PoolSnapshot, losses: int | None) -> bool:
+    async def _carry_out(self, due: OpenRollout, pool: PoolSnapshot, losses: int | None) -> bool:
         """Promotes or halts; False: it was refused. Raises Unavailable: outcome unknown."""
         record, etag = due.record, due.kv.mod_revision
-        match self._decided(due.kv, record, pool, losses):
+        match self._decided(due, pool, losses):
             case Promote():
                 change = PromoteRollout(record.pool, record.name, record.generation, etag)
                 return await self._change("promote", change, due)
@@ -192,7 +175,7 @@ class PoolController:
             case _:
                 return True
 
-    async def _change(self, verb: str, change: PromoteRollout | HaltRollout, due: Due) -> bool:
+    async def _change(self, verb: str, change: PromoteRollout | HaltRollout, due: OpenRollout) -> bool:
         attempt = self._attempts.get(due.kv.key, 0)
         request_id = conductor_request_id(verb, due.record, attempt)
         about = {"pool": change.pool, "name": change.name, "generation": change.generation, "request_id": request_id}
@@ -218,7 +201,8 @@ async def woken(wake: asyncio.Event, again_at: float | None) -> None:
         return
 
 
-def _now() -> float:
+def now() -> float:
+    """Time on the clock of the loop, in seconds."""
     return asyncio.get_running_loop().time()
 
 
@@ -259,12 +243,12 @@ class RolloutController:
     def _listed(self, kvs: Sequence[KeyValue], tasks: asyncio.TaskGroup) -> None:
         for one in self._beside:
             one.listed(kvs)
-        self._wake(self._running.listed(kvs), tasks)
+        self._wake(self._running.listed(kvs, now()), tasks)
 
     def _changed(self, events: Sequence[Event], tasks: asyncio.TaskGroup) -> None:
         for one in self._beside:
             one.changed(events)
-        self._wake(self._running.changed(events), tasks)
+        self._wake(self._running.changed(events, now()), tasks)
 
     def _wake(self, pools: Iterable[str], tasks: asyncio.TaskGroup) -> None:
         for pool in pools:

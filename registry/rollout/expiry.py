@@ -28,7 +28,7 @@ from registry.rollout.ages import (
     read_clock,
     tick_seconds,
 )
-from registry.rollout.controller import ACT_SECONDS, RETRY, Shared, woken
+from registry.rollout.controller import ACT_SECONDS, RETRY, Shared, now, woken
 from registry.rollout.policy import expiry_request_id
 from registry.rollout.pool import PoolSnapshot
 from registry.rollout.pool_reader import read_pool
@@ -82,12 +82,12 @@ class ExpiryController:
 
     def listed(self, kvs: Iterable[KeyValue]) -> None:
         """Takes a whole list of adapters."""
-        self._ending.listed(kvs, _now())
+        self._ending.listed(kvs, now())
         self._wake.set()
 
     def changed(self, events: Iterable[Event]) -> None:
         """Takes all changes of one revision."""
-        if self._ending.changed(events, _now()):
+        if self._ending.changed(events, now()):
             self._wake.set()
 
     async def run(self) -> None:
@@ -95,14 +95,14 @@ class ExpiryController:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._ending.records:
+            if self._ending.pools:
                 await self._follow()
 
     async def _follow(self) -> None:
         """Ends adapters for as long as there are any that end."""
         key = self._shared.keys.expiry_clock()
         async with self._shared.informers.look(key, b"", self._wake) as informer:
-            while self._ending.records:
+            while self._ending.pools:
                 again_at = await self._look(informer)
                 await asyncio.sleep(self._shared.rng.uniform(0.5, 1.5) * _PAUSE_SECONDS)
                 await woken(self._wake, again_at)
@@ -112,22 +112,24 @@ class ExpiryController:
         """Ends what has to end, and moves the clock on; returns when to look again, None: once something changes."""
         if not informer.is_listed:
             return None
-        records = list(self._ending.records.values())
-        self._attempts = {key: count for key, count in self._attempts.items() if key in self._ending.records}
-        reading = self._reading = read_clock(self._reading, next(iter(informer.kvs.values()), None), _now())
+        ending = self._ending.all
+        records = list(ending.values())
+        self._attempts = {key: count for key, count in self._attempts.items() if key in ending}
+        reading = self._reading = read_clock(self._reading, next(iter(informer.kvs.values()), None), now())
         await self._judge(records, reading)
         left = {one.kv.key: self._left(one, reading) for one in records}
         done = await self._end([one for one in records if left[one.kv.key] <= 0])
         done = await self._tick(reading, records) and done
-        again_at = [_now() + seconds for key, seconds in left.items() if seconds > 0 and key in self._ending.records]
+        ending = self._ending.all
+        again_at = [now() + seconds for key, seconds in left.items() if seconds > 0 and key in ending]
         self._failures = 0 if done else self._failures + 1
         if not done:
-            again_at.append(_now() + RETRY.delay(self._failures, self._shared.rng.uniform))
+            again_at.append(now() + RETRY.delay(self._failures, self._shared.rng.uniform))
         return min([*again_at, reading.seen_at + min(map(tick_seconds, records))])
 
     def _left(self, one: EndingRecord, reading: ClockReading) -> float:
         """Seconds until an adapter is over; infinite: it depends on uses, of which the next reading tells more."""
-        left = one.ttl_seconds - age_seconds(one, reading, _now())
+        left = one.ttl_seconds - age_seconds(one, reading, now())
         if not one.from_use or left > 0:
             return left
         judged = self._judged.get(one.pool)
@@ -139,7 +141,7 @@ class ExpiryController:
             return
         at_ms, pools = reading.clock.now_ms, dict[str, list[EndingRecord]]()
         for one in records:
-            if one.from_use and age_seconds(one, reading, _now()) >= one.ttl_seconds:
+            if one.from_use and age_seconds(one, reading, now()) >= one.ttl_seconds:
                 pools.setdefault(one.pool, []).append(one)
         self._judged = {pool: judged for pool, judged in self._judged.items() if pool in pools}
         for pool, due in pools.items():
@@ -187,27 +189,23 @@ class ExpiryController:
         if isinstance(settled, Reason):
             self._attempts[one.kv.key] = attempt + (settled is Reason.REQUEST_ID_REUSED)
             return False
-        self._ending.ended(one.kv.key)
+        self._ending.forget(one.kv.key)
         self._count()
         _log.info("adapter_expired", **about, ttl_seconds=one.ttl_seconds, revision=settled.revision)
         return True
 
     async def _tick(self, reading: ClockReading, records: list[EndingRecord]) -> bool:
         """Moves the clock on if it is time; False: it could not be. Where another was faster, its reading comes."""
-        if reading.clock is None or (reading.kv and _now() < reading.seen_at + min(map(tick_seconds, records))):
+        if reading.clock is None or (reading.kv and now() < reading.seen_at + min(map(tick_seconds, records))):
             return True
         key = self._shared.keys.expiry_clock()
         stands = absent(key) if reading.kv is None else mod_is(key, reading.kv.mod_revision)
         # Twice, since a stretch without uses ends before the newest reading, by as much as a replica is late.
         longest = max(2 * needed_seconds(one.ttl_seconds) if one.from_use else one.ttl_seconds for one in records)
-        put = Put(key, advanced(reading, longest, _now()).to_bytes())
+        put = Put(key, advanced(reading, longest, now()).to_bytes())
         try:
             await self._shared.client.txn(Txn((stands,), (put,)))
         except EtcdError as error:
             _log.warning("expiry_clock_not_written", error=str(error))
             return False
         return True
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

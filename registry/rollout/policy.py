@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
 from dataclasses import dataclass
 from typing import assert_never
 
-from registry.etcd3.ops import Event, KeyValue
+from registry.etcd3.ops import KeyValue
 from registry.model.names import name_key
 from registry.model.records import AdapterRecord, Strategy
+from registry.rollout.index import AdapterIndex
 from registry.rollout.status import Rollout, RolloutStage, refusals
 
 _LONGEST_REASON = 600
@@ -108,50 +109,18 @@ def _request_id(verb: str, pool: str, name: str, number: int, attempt: int) -> s
     return f"{verb}-{pool[:_LONGEST_POOL]}-{digest}-{number}{again}"
 
 
-# A record without it has no rollout; one with it is read as a whole by those who look.
-_MARK = b'"stable_generation"'
+@dataclass(frozen=True, slots=True)
+class OpenRollout:
+    """A record with a rollout, as it stands."""
+
+    kv: KeyValue
+    record: AdapterRecord
 
 
-class OpenRollouts:
-    """Records with a rollout, by pool; of all other records nothing is kept.
+class OpenRollouts(AdapterIndex[OpenRollout]):
+    """Records with a rollout."""
 
-    Args:
-        prefix: of the adapters of all pools.
-    """
+    _mark = re.compile(rb'"stable_generation"')
 
-    def __init__(self, prefix: bytes) -> None:
-        self._prefix = prefix
-        self._records: dict[str, dict[bytes, KeyValue]] = {}
-
-    @property
-    def pools(self) -> frozenset[str]:
-        """Pools with a rollout."""
-        return frozenset(self._records)
-
-    def of(self, pool: str) -> Mapping[bytes, KeyValue]:
-        """The records of a pool by their keys."""
-        return self._records.get(pool, {})
-
-    def listed(self, kvs: Iterable[KeyValue]) -> frozenset[str]:
-        """Takes a whole list; returns the pools that may have changed."""
-        before = self.pools
-        self._records = {}
-        for kv in kvs:
-            self._put(kv.key, kv)
-        return before | self.pools
-
-    def changed(self, events: Iterable[Event]) -> frozenset[str]:
-        """Takes all changes of one revision; returns the pools that have changed."""
-        return frozenset(pool for event in events for pool in self._put(event.key, event.kv))
-
-    def _put(self, key: bytes, kv: KeyValue | None) -> tuple[str, ...]:
-        """Returns the pool, if anything of it changed."""
-        pool = key.removeprefix(self._prefix).partition(b"/")[0].decode(errors="backslashreplace")
-        if kv is not None and _MARK in kv.value:
-            self._records.setdefault(pool, {})[key] = kv
-            return (pool,)
-        if self._records.get(pool, {}).pop(key, None) is None:
-            return ()
-        if not self._records[pool]:
-            del self._records[pool]
-        return (pool,)
+    def _entry(self, kv: KeyValue, record: AdapterRecord, _before: object, _now: float) -> OpenRollout | None:
+        return OpenRollout(kv, record) if record.rollout else None

@@ -15,7 +15,7 @@ import structlog
 
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.errors import Reason, Unavailable
-from registry.rollout.controller import RETRY, Shared, woken
+from registry.rollout.controller import RETRY, Shared, now, woken
 from registry.rollout.policy import scaling_request_id
 from registry.rollout.pool import PoolSnapshot
 from registry.rollout.pool_reader import PoolReader, follow_pool
@@ -45,11 +45,11 @@ class ScaleController:
 
     def listed(self, kvs: Iterable[KeyValue]) -> None:
         """Takes a whole list of adapters."""
-        self._woken(self._scaled.listed(kvs, _now()))
+        self._woken(self._scaled.listed(kvs, now()))
 
     def changed(self, events: Iterable[Event]) -> None:
         """Takes all changes of one revision."""
-        self._woken(self._scaled.changed(events, _now()))
+        self._woken(self._scaled.changed(events, now()))
 
     def _woken(self, pools: Iterable[str]) -> None:
         for pool in pools:
@@ -92,16 +92,16 @@ class ScaleController:
         due = [(one, step) for one in list(found.values()) if (step := self._step(one, snapshot, pool)) is not None]
         done = await self._act(due)
         self._failures = 0 if done else self._failures + 1
-        later = [at for one in self._scaled.of(pool).values() if (at := again_at(one.seen)) > _now()]
+        later = [at for one in self._scaled.of(pool).values() if (at := again_at(one.seen)) > now()]
         if not done:
-            later.append(_now() + RETRY.delay(self._failures, self._shared.rng.uniform))
+            later.append(now() + RETRY.delay(self._failures, self._shared.rng.uniform))
         return min(later, default=None)
 
     def _is_gone(self, key: bytes, pool: str) -> bool:
         return key.startswith(self._shared.keys.adapters(pool)) and key not in self._scaled.of(pool)
 
     def _step(self, one: ScaledRecord, snapshot: PoolSnapshot, pool: str) -> ScaleStep | None:
-        seen, step = look(one.seen, one.within, demand_of(one.record, snapshot), _now())
+        seen, step = look(one.seen, one.within, demand_of(one.record, snapshot), now())
         self._scaled.saw(pool, one.kv.key, seen)
         return step
 
@@ -130,7 +130,3 @@ class ScaleController:
         self._count("up" if step.replicas > one.seen.number else "down")
         _log.info("adapter_scaled", **about, replicas=step.replicas, why=step.why, revision=settled.revision)
         return True
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

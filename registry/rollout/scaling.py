@@ -14,18 +14,15 @@ there is at most one step in that time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from registry.etcd3.ops import Event, KeyValue
-from registry.model.errors import RegistryError
-from registry.model.keys import last_part
+from registry.etcd3.ops import KeyValue
 from registry.model.names import matches, name_key
 from registry.model.placement import decliners, spec_now
 from registry.model.records import AdapterRecord
 from registry.model.replica_state import ParsedStatus
+from registry.rollout.index import AdapterIndex
 from registry.rollout.pool import LiveReplica, PoolSnapshot
-from registry.transactions.decode import read_adapter
 
 STEP_SECONDS = 60.0
 CALM_SECONDS = 180.0
@@ -156,10 +153,6 @@ def again_at(seen: Watched) -> float:
     return max(seen.since + STEP_SECONDS, 0.0 if seen.low_since is None else seen.low_since + CALM_SECONDS)
 
 
-# Nearly all records have no such thing, and are not parsed.
-_MARK = re.compile(rb'"by_load":\{')
-
-
 @dataclass(frozen=True, slots=True)
 class ScaledRecord:
     """A record whose number of replicas follows requests, and what this process has seen of the number."""
@@ -170,67 +163,22 @@ class ScaledRecord:
     seen: Watched
 
 
-class ScaledAdapters:
-    """The adapters of all pools whose numbers of replicas follow requests, by pool; of all others nothing is kept.
+class ScaledAdapters(AdapterIndex[ScaledRecord]):
+    """The adapters whose numbers of replicas follow requests."""
 
-    Args:
-        prefix: of the adapters of all pools.
-    """
+    _mark = re.compile(rb'"by_load":\{')
 
-    def __init__(self, prefix: bytes) -> None:
-        self._prefix = prefix
-        self._records: dict[str, dict[bytes, ScaledRecord]] = {}
-
-    @property
-    def pools(self) -> frozenset[str]:
-        """Pools with such an adapter."""
-        return frozenset(self._records)
-
-    def of(self, pool: str) -> Mapping[bytes, ScaledRecord]:
-        """The records of a pool by their keys."""
-        return self._records.get(pool, {})
+    def _entry(
+        self, kv: KeyValue, record: AdapterRecord, before: ScaledRecord | None, now: float
+    ) -> ScaledRecord | None:
+        within = range_of(record)
+        if within is None:
+            return None
+        seen = watched(before.seen if before else None, number_of(record, within), now)
+        return ScaledRecord(kv, record, within, seen)
 
     def saw(self, pool: str, key: bytes, seen: Watched) -> None:
         """Keeps what a look has found, unless the record is gone or its number another meanwhile."""
-        now = self._records.get(pool, {}).get(key)
+        now = self.of(pool).get(key)
         if now is not None and now.seen.number == seen.number and now.seen.since == seen.since:
-            self._records[pool][key] = replace(now, seen=seen)
-
-    def listed(self, kvs: Iterable[KeyValue], now: float) -> frozenset[str]:
-        """Takes a whole list, before which changes may have passed unseen; returns the pools that may have changed."""
-        before = self._records
-        self._records = {}
-        for kv in kvs:
-            pool = self._pool(kv.key)
-            known = before.get(pool, {}).get(kv.key)
-            self._put(pool, kv, known.seen if known is not None and known.kv == kv else None, now)
-        return frozenset(before) | self.pools
-
-    def changed(self, events: Iterable[Event], now: float) -> frozenset[str]:
-        """Takes all changes of one revision; returns the pools that have changed."""
-        found = set()
-        for event in events:
-            pool = self._pool(event.key)
-            known = self._records.get(pool, {}).pop(event.key, None)
-            if event.kv is not None:
-                self._put(pool, event.kv, known.seen if known is not None else None, now)
-            if known is not None or event.key in self._records.get(pool, {}):
-                found.add(pool)
-            if not self._records.get(pool, True):
-                del self._records[pool]
-        return frozenset(found)
-
-    def _pool(self, key: bytes) -> str:
-        return key.removeprefix(self._prefix).partition(b"/")[0].decode(errors="backslashreplace")
-
-    def _put(self, pool: str, kv: KeyValue, seen: Watched | None, now: float) -> None:
-        if not _MARK.search(kv.value):
-            return
-        try:
-            record = read_adapter(pool, kv)
-        except RegistryError:
-            return
-        within = range_of(record)
-        if within is not None and name_key(record.name) == last_part(kv.key):
-            found = ScaledRecord(kv, record, within, watched(seen, number_of(record, within), now))
-            self._records.setdefault(pool, {})[kv.key] = found
+            self._entries[pool][key] = replace(now, seen=seen)

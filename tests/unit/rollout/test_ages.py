@@ -42,21 +42,19 @@ def test_only_records_that_end_are_kept():
     """R16 bounded: and what cannot be read never ends."""
     found = EndingAdapters(KEYS.all_adapters())
     found.listed([kv("a", 5, ttl_seconds=60), kv("b", 6), kv("c", 7, b'{"ttl_seconds":60}')], 10.0)
-    assert [(one.name, one.pool, one.ttl_seconds, one.seen_at) for one in found.records.values()] == [
-        ("a", POOL, 60, 10)
-    ]
+    assert [(one.name, one.pool, one.ttl_seconds, one.seen_at) for one in found.all.values()] == [("a", POOL, 60, 10)]
     described = kv("d", 8, description='"ttl_seconds":60')
     assert not found.changed([put("b", 9), put("d", 9, described.value)], 11.0)
-    elsewhere = found.records[KEYS.adapter(POOL, "a")].kv
+    elsewhere = found.all[KEYS.adapter(POOL, "a")].kv
     assert not found.changed([put("x", 9, elsewhere.value)], 11.0), "a record of another name"
     assert found.changed([put("e", 10, ttl_seconds=70)], 12.0)
     assert found.changed([put("a", 11)], 13.0), "which never ends from now on"
     assert found.changed([deletion("e", 12)], 14.0)
-    assert not found.records
+    assert not found.all
     # A key and its value that hold the mark, and no time to live.
     marked = kv("f", 13).value.replace(b'"description":null', b'"description":null,"more":{"ttl_seconds":5}')
     found.listed([kv("f", 13, marked)], 15.0)
-    assert not found.records
+    assert not found.all
 
 
 def test_what_stands_as_it_stood_is_known_as_long_as_before():
@@ -64,12 +62,12 @@ def test_what_stands_as_it_stood_is_known_as_long_as_before():
     found, key = EndingAdapters(KEYS.all_adapters()), KEYS.adapter(POOL, "a")
     found.listed([kv("a", 5, ttl_seconds=60)], 1.0)
     found.listed([kv("a", 5, ttl_seconds=60)], 9.0)
-    assert found.records[key].seen_at == 1.0
+    assert found.all[key].seen_at == 1.0
     found.listed([kv("a", 5, ttl_seconds=60, source="restored")], 12.0)
-    assert found.records[key].seen_at == 12.0
-    found.ended(key)
-    found.ended(key)
-    assert not found.records
+    assert found.all[key].seen_at == 12.0
+    found.forget(key)
+    found.forget(key)
+    assert not found.all
 
 
 @pytest.mark.parametrize(

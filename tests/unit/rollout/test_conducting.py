@@ -81,7 +81,7 @@ class World:
         self.asked: list[tuple[float, Change, Caller]] = []
         self.counted: list[str] = []
         self.running = OpenRollouts(KEYS.all_adapters())
-        self.running.listed(self.records)
+        self.running.listed(self.records, 0.0)
         client = Forgetful(*errors, kvs=(*self.records, *PRESENCES, *statuses(stands or told)))
         made: Any = (client, KEYS, self, None, self.counted.append, random.Random(0))
         self.conductor = PoolController(POOL, self.running, Shared(*made))
@@ -100,7 +100,7 @@ class World:
         self.asked.append((asyncio.get_running_loop().time(), change, caller))
         if self.refusals:
             raise self.refusals.pop(0)
-        self.running.changed([Event(KEYS.adapter(POOL, change.name), 51, None)])
+        self.running.changed([Event(KEYS.adapter(POOL, change.name), 51, None)], 0.0)
         self.conductor.wake.set()
         return Settled(ChangeReply(), 51)
 

@@ -37,7 +37,7 @@ from registry.rollout.status import (
     needs_room,
     refusals,
 )
-from tests.support.records import KEYS, POOL, kv, record
+from tests.support.records import KEYS, POOL, deletion, kv, put, record
 from tests.support.residency_world import (
     FAILED,
     LEASE,
@@ -326,27 +326,28 @@ def test_the_request_id_of_the_admin_service_is_the_same_in_all_of_them():
     check_request_id(conductor_request_id("promote", long.model_copy(update={"generation": 2**53 - 1}), 99))
 
 
-def event(key: bytes, value: KeyValue | None) -> Event:
-    return Event(key, 9, value)
-
-
 def test_a_pool_with_a_rollout_is_one_until_its_last_is_over():
-    """Each change tells of the pools that it is about, and of no other."""
-    running = OpenRollouts(KEYS.all_adapters())
-    value = canaried().to_bytes()
-    a, b = kv("acme/a", 5, value), kv("acme/b", 6, value)
-    elsewhere = KEYS.adapter("q", "acme/a")
-    assert running.of(POOL) == {}
-    assert running.changed([event(a.key, a), event(b.key, b), event(elsewhere, a)]) == {POOL, "q"}
-    assert running.of(POOL) == {a.key: a, b.key: b}
-    assert running.changed([event(KEYS.adapter("s", "c"), kv("c", 7)), event(KEYS.adapter("s", "d"), None)]) == set()
-    assert running.changed([event(a.key, None)]) == {POOL}
-    assert (running.of(POOL), running.pools) == ({b.key: b}, {POOL, "q"})
-    assert running.changed([event(a.key, None)]) == set(), "it was none any more"
-    assert running.changed([event(b.key, kv("acme/b", 8))]) == {POOL}
+    """Each change tells of the pools that it is about, and of no other; what cannot be read is none."""
+    running, (a, b) = OpenRollouts(KEYS.all_adapters()), (f"acme/{name}" for name in "ab")
+    values = {name: canaried().model_copy(update={"name": name}).to_bytes() for name in (a, b)}
+    theirs = canaried().model_copy(update={"pool": "q"}).to_bytes()
+    elsewhere = KeyValue(KEYS.adapter("q", a), theirs, 1, 6, 1)
+    both = [put(a, 5, values[a]), put(b, 6, values[b])]
+
+    def of_pool() -> list[KeyValue]:
+        return [one.kv for one in running.of(POOL).values()]
+
+    assert of_pool() == []
+    assert running.changed([*both, Event(elsewhere.key, 6, elsewhere)], 0.0) == {POOL, "q"}
+    assert of_pool() == [one.kv for one in both]
+    assert running.changed([put("c", 7), deletion("d", 7), put("e", 7, values[a])], 0.0) == set()
+    assert running.changed([deletion(a, 8)], 0.0) == {POOL}
+    assert (of_pool(), running.pools) == ([both[1].kv], {POOL, "q"})
+    assert running.changed([deletion(a, 9)], 0.0) == set(), "it was none any more"
+    assert running.changed([put(b, 10)], 0.0) == {POOL}
     assert running.pools == {"q"}
-    assert running.listed([a]) == {POOL, "q"}
-    assert (running.pools, running.of(POOL)) == ({POOL}, {a.key: a})
+    assert running.listed([kv(a, 5, values[a])], 0.0) == {POOL, "q"}
+    assert (running.pools, of_pool()) == ({POOL}, [both[0].kv])
 
 
 def live(name: str, **fields: object) -> KeyValue:
