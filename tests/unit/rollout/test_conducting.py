@@ -150,20 +150,13 @@ def test_what_is_asked_for_names_the_generation_and_its_etag(told):
     assert principal.space == "conductor:loraplane-admin", "where all admin services look for it, of any release"
 
 
-def test_a_request_id_that_is_used_up_is_not_asked_with_again():
-    """R3 converge: one that was refused after its outcome had been unknown can never be settled otherwise."""
-    played = World(refusals=[InvalidArgument(Reason.REQUEST_ID_REUSED, "it was refused", field="request_id")])
-    assert played.play()
-    first, second = played.ids
-    assert first != second
-
-
-def test_what_was_refused_is_remembered_no_longer_than_its_rollout():
-    """X3 given-back."""
+def test_a_request_id_that_is_used_up_is_not_asked_with_again_and_remembered_no_longer_than_its_rollout():
+    """R3 converge, X3: one that was refused after its outcome had been unknown can never be settled otherwise."""
     used_up = InvalidArgument(Reason.REQUEST_ID_REUSED, "it was refused", field="request_id")
     played = World(rolled(0, "acme/a"), rolled(300, "b"), refusals=[used_up])
     assert played.play()
     assert ([change.name for _, change, _ in played.asked], played.conductor._attempts) == (["acme/a"] * 2 + ["b"], {})
+    assert len({*played.ids}) == 3
 
 
 def test_while_it_is_not_known_what_became_of_one_change_no_other_is_begun():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -238,17 +238,18 @@ async def test_who_goes_and_was_never_ready_makes_the_key_newer_once(etcd: Playe
     assert newer.mod_revision > gone_at
 
 
-def refuse(etcd: PlayedEtcd, key: bytes) -> None:
-    """Reads that begin at this key are refused from now on, as if etcd were away."""
+def meddle(etcd: PlayedEtcd, before: Callable[[Any], object] = id, after: Callable[[Any], object] = id) -> None:
+    """Does something before, or after, each request is served from now on."""
     member = etcd.links["m0"].member
     serve = member.serve
 
-    def served(path: str, request: object, at: float) -> object:
-        if getattr(request, "key", b"") == key:
-            raise Refusal("UNAVAILABLE", "away")
-        return serve(path, request, at)  # type: ignore[arg-type]
+    def served(path: str, request: Any, at: float) -> object:
+        before(request)
+        reply = serve(path, request, at)
+        after(request)
+        return reply
 
-    member.serve = served  # type: ignore[method-assign,assignment]
+    member.serve = served  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("unknown", [KEYS.all_replicas(), KEYS.all_left(), KEYS.pools(), KEYS.statuses(POOL)])
@@ -260,7 +261,12 @@ async def test_nothing_is_concluded_from_what_is_not_known(etcd: PlayedEtcd, unk
     await asyncio.sleep(SOON)
     first.task.cancel()
     await first.replicas.alive("r2")
-    refuse(etcd, unknown)
+
+    def refuse(request: Any) -> None:
+        if getattr(request, "key", b"") == unknown:
+            raise Refusal("UNAVAILABLE", "away")
+
+    meddle(etcd, before=refuse)
     second, before = Kept(etcd), etcd.store.revision
     await asyncio.sleep(WHILE)
     assert (second.looks, etcd.store.revision) == (0, before)
@@ -333,16 +339,13 @@ async def test_who_forgets_while_others_come_is_told_to_try_again_and_changes_no
     await kept.replicas.gone("r1")
     await asyncio.sleep(SOON)
     kept.task.cancel()
-    member, key = etcd.links["m0"].member, KEYS.members(POOL)
-    serve = member.serve
+    key = KEYS.members(POOL)
 
-    def served(path: str, request: object, at: float) -> object:
-        reply = serve(path, request, at)  # type: ignore[arg-type]
+    def written(request: Any) -> None:
         if getattr(request, "key", b"") == key:
             etcd.store.put(key, etcd.store.kvs[key].value)
-        return reply
 
-    member.serve = served  # type: ignore[method-assign,assignment]
+    meddle(etcd, after=written)
     lost = await refused_to_forget(kept, "r1")
     assert (type(lost), lost.reason) == (Conflict, Reason.LOST_RACE)
     assert {*kept.members()} == {"r1"}
@@ -355,16 +358,14 @@ async def test_what_another_admin_service_noted_meanwhile_is_not_written_over(et
     """R1: whom only the other has seen would be missed by nobody."""
     kept = Kept(etcd, POOL)
     await asyncio.sleep(SOON)
-    member, key = etcd.links["m0"].member, KEYS.members(POOL)
-    serve, theirs = member.serve, RememberedReplicas(members={"r9": RememberedReplica()})
+    key, theirs = KEYS.members(POOL), RememberedReplicas(members={"r9": RememberedReplica()})
 
-    def served(path: str, request: Any, at: float) -> object:
-        is_write = path.endswith("Txn") and any(one.request_put.key == key for one in request.success)
+    def written(request: Any) -> None:
+        is_write = any(one.request_put.key == key for one in getattr(request, "success", ()))
         if is_write and key not in etcd.store.kvs:
             etcd.store.put(key, theirs.to_bytes())
-        return serve(path, request, at)
 
-    member.serve = served  # type: ignore[method-assign]
+    meddle(etcd, before=written)
     await kept.replicas.alive("r1")
     await asyncio.sleep(WHILE)
     assert {*kept.members()} == {"r1", "r9"}

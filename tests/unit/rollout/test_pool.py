@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
+from registry.etcd3.errors import Compacted, EtcdError, EtcdUnavailable, FutureRevision
 from registry.etcd3.ops import KeyValue, Range, RangeResult
+from registry.model.errors import RegistryError
 from registry.model.placement import Assignment, Placement, assign
 from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
 from registry.rollout import pool
@@ -18,6 +19,7 @@ from tests.support.residency_world import members
 from tests.unit.rollout.test_canary_rollout import NAME
 
 COMPACTED, GONE_BACK = Compacted("compacted", compact_revision=9), FutureRevision("not reached")
+AWAY = EtcdUnavailable("away", maybe_applied=False)
 
 
 class Forgetful:
@@ -44,12 +46,22 @@ async def read(client: Forgetful):
     return found
 
 
-@pytest.mark.parametrize("error", [COMPACTED, GONE_BACK])
-async def test_what_is_compacted_or_set_back_meanwhile_is_read_anew(error):
-    """A compaction comes when it comes: nobody who follows a rollout needs to know."""
-    found = await read(Forgetful(error, kvs=(kv(NAME, 50),)))
-    assert found is not None
-    assert found.mod_revision == 50
+@pytest.mark.parametrize(
+    ("errors", "reads"),
+    [([COMPACTED], None), ([GONE_BACK], None), ([COMPACTED] * 9, 3), ([AWAY] * 9, 1)],
+    ids=["compacted", "set back", "again and again", "away"],
+)
+async def test_only_what_is_compacted_or_set_back_meanwhile_is_read_anew(errors, reads):
+    """R18: an etcd that is away is told at once; of a compaction nobody who follows a rollout needs to know."""
+    client = Forgetful(*errors, kvs=(kv(NAME, 50),))
+    if reads is None:
+        found = await read(client)
+        assert found is not None
+        assert found.mod_revision == 50
+        return
+    with pytest.raises(RegistryError):
+        await read(client)
+    assert 9 - len(client.errors) == reads
 
 
 def test_who_serves_what_is_found_once_for_the_same_replicas_and_kept_for_some_of_them(monkeypatch):
@@ -64,10 +76,12 @@ def test_who_serves_what_is_found_once_for_the_same_replicas_and_kept_for_some_o
     assert [one.weights is None for one in inputs] == [True, False, False]
     assigned = [found.find(POOL, ("a", revision), spec, inputs[0]) for revision in range(3)]
     assert all(found.find(POOL, ("a", revision), spec, inputs[0]) is one for revision, one in enumerate(assigned))
-    assert {len(one.serving) for one in assigned} == {2}
+    assert assigned == [assign(POOL, "a", spec, inputs[0].candidates)] * 3
     for number in range(10):
         assert found.inputs(f"d{number}", live, None).members == f"d{number}"
-        assert len(found.find(POOL, ("b", number), spec, inputs[0]).serving) == 2
+        assert found.find(POOL, (name := f"b{number}", 1), spec, inputs[0]) == assign(
+            POOL, name, spec, inputs[0].candidates
+        )
         assert (len(found._inputs) <= 3, len(found._assigned) <= 3) == (True, True)
 
 

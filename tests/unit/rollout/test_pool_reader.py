@@ -12,6 +12,7 @@ import pytest
 from registry.etcd3.ops import KeyValue
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.status import RememberedReplica, RememberedReplicas
+from registry.rollout.pool import PoolSnapshot
 from registry.rollout.pool_reader import PoolReader
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import LEASE, presence
@@ -48,6 +49,12 @@ class World:
         made: Any = (self.presences, self.statuses, (self.members, self.record))
         self.reader = PoolReader(POOL, *made, self.look)
 
+    def now(self) -> PoolSnapshot:
+        """What is known now."""
+        found = self.reader.snapshot()
+        assert found is not None
+        return found
+
     async def look(self) -> Any:
         self.looks += 1
         await asyncio.sleep(0)
@@ -71,28 +78,24 @@ def test_nothing_is_known_before_all_of_it_was_listed(unknown):
 def test_it_is_made_anew_only_where_something_changed():
     """Of whichever informer, and with what all of them have."""
     world = World()
-    first = world.reader.snapshot()
-    assert world.reader.snapshot() is first
+    first = world.now()
+    assert world.now() is first
     world.presences.put(live("r1"))
-    second = world.reader.snapshot()
-    assert second is not None
+    second = world.now()
     assert list(second.replicas) == ["r1"]
     told = KeyValue(KEYS.status(POOL, "r1"), b"?", 1, 1, 1, LEASE)
     world.statuses.put(told)
-    third = world.reader.snapshot()
-    assert third is not None
+    third = world.now()
     assert third.replicas["r1"].status == told
     remembered = RememberedReplicas(members={"r2": RememberedReplica()})
     world.members.put(KeyValue(KEYS.members(POOL), remembered.to_bytes(), 1, 1, 1))
-    fourth = world.reader.snapshot()
-    assert fourth is not None
+    fourth = world.now()
     assert [one.name for one in fourth.lacking.named] == ["r2"]
     spec = PoolSpec(name=POOL, base_models=["b"], limits=PoolLimits(expected_replicas=5))
     world.record.put(KeyValue(KEYS.pool(POOL), spec.to_bytes(), 1, 1, 1))
-    fifth = world.reader.snapshot()
-    assert fifth is not None
+    fifth = world.now()
     assert fifth.lacking.count == 4
-    assert world.reader.snapshot() is fifth
+    assert world.now() is fifth
 
 
 async def test_adapters_are_followed_once_they_are_asked_for():
@@ -101,28 +104,24 @@ async def test_adapters_are_followed_once_they_are_asked_for():
     a, b = kv("a", 5), kv("b", 6)
     world.adapters.put(a)
     world.adapters.is_listed = False
-    before = world.reader.snapshot()
-    assert before is not None
+    before = world.now()
     assert (world.looks, before.revision, dict(before.rooms[-1].everywhere)) == (0, 0, {})
     for _ in range(2):
         await world.reader.follow_adapters()
     assert world.looks == 1
-    assert world.reader.snapshot() is before
+    assert world.now() is before
     world.adapters.is_listed = True
-    first = world.reader.snapshot()
-    assert first is not None
+    first = world.now()
     assert (first.revision, dict(first.rooms[-1].everywhere)) == (5, {frozenset(): 1})
     world.adapters.put(a, b, changed=frozenset({b.key}))
-    second = world.reader.snapshot()
-    assert second is not None
+    second = world.now()
     assert (second.revision, dict(second.rooms[-1].everywhere)) == (6, {frozenset(): 2})
     assert world.adapters.asked == [-1, 1]
     world.adapters.put(a, b, changed=frozenset())
-    third = world.reader.snapshot()
-    assert third is not None
+    third = world.now()
     assert third.rooms is second.rooms
     assert world.adapters.asked == [-1, 1, 2]
-    assert world.reader.snapshot() is third
+    assert world.now() is third
 
 
 @pytest.mark.parametrize(("presences", "statuses"), [(False, True), (True, False), (False, False)])

@@ -57,53 +57,47 @@ def pool(loads: dict[str, ReportedLoad | None], **presences: dict[str, Any]) -> 
     return world.view.snapshot
 
 
-def steps(number: int, demand: float, *, whole: bool = True, living: int = 8, low_since: float | None = None) -> Any:
-    """The step that is due long after the last; None: none is."""
-    seen = Watched(number, SINCE, low_since)
-    step = look(seen, WITHIN, Demand(demand, whole, living), SINCE + 1000)[1]
-    return step and step.replicas
+LONG = SINCE + 1000
+# The number, since when it could be lower, the demand, who lives, when it is looked at, and what it becomes.
+LOOKS: dict[str, tuple[int, float | None, tuple[float, bool, int], float, int | None]] = {
+    "as many as they are to have": (2, None, (100.0, True, 8), LONG, None),
+    "more than that": (2, None, (100.1, True, 8), LONG, 3),
+    "many more, one at a time": (7, None, (1e9, True, 8), LONG, 8),
+    "more than the most": (8, None, (1e9, True, 8), LONG, None),
+    "more, and not all tell: there is at least that": (2, None, (101, False, 8), LONG, 3),
+    "as many as live": (3, None, (1000, True, 4), LONG, 4),
+    "more than live": (3, None, (1000, True, 3), LONG, None),
+    "nobody lives": (3, None, (1000, True, 0), LONG, None),
+    "too soon for more": (2, None, (1000, True, 8), SINCE + STEP_SECONDS - 0.1, None),
+    "just then": (2, None, (1000, True, 8), SINCE + STEP_SECONDS, 3),
+    "hardly low": (4, SINCE, (105.0, True, 8), LONG, None),
+    "low": (4, SINCE, (104.9, True, 8), LONG, 3),
+    "nothing": (4, SINCE, (0.0, True, 8), LONG, 3),
+    "low, and not all tell": (4, SINCE, (0.0, False, 8), LONG, None),
+    "the least": (2, SINCE, (0.0, True, 8), LONG, None),
+    "low since now": (4, None, (0.0, True, 8), LONG, None),
+    "not calm for long": (4, SINCE + 500, (0.0, True, 8), SINCE + 500 + CALM_SECONDS - 0.1, None),
+    "calm for long": (4, SINCE + 500, (0.0, True, 8), SINCE + 500 + CALM_SECONDS, 3),
+    "too soon for fewer": (4, SINCE - 500, (0.0, True, 8), SINCE + STEP_SECONDS - 0.1, None),
+    "fewer live, though not all tell": (5, SINCE, (300, False, 3), LONG, 4),
+}
 
 
-def test_one_more_where_the_present_ones_have_more_than_they_are_to_have():
-    assert [steps(number, demand) for number, demand in ((2, 100.0), (2, 100.1), (7, 1e9), (8, 1e9))] == [
-        None,
-        3,
-        8,
-        None,
-    ]
-    assert steps(2, 101, whole=False) == 3, "what is told is at least what there is"
+@pytest.mark.parametrize(("number", "low_since", "demand", "at", "becomes"), LOOKS.values(), ids=LOOKS)
+def test_a_step_at_a_time(number, low_since, demand, at, becomes):
+    """One more where they have more than they are to have; one fewer after a calm, if all tell, or so few live."""
+    step = look(Watched(number, SINCE, low_since), WITHIN, Demand(*demand), at)[1]
+    assert (step and step.replicas) == becomes
+    if becomes:
+        told = f"{demand[0]:.1f} requests at once on {number} replicas, 50 are to be on each"
+        assert step.why == (told if demand[2] > 3 else "3 replicas live that could serve it, fewer than 5")
 
 
-def test_never_more_than_live():
-    assert [steps(3, 1000, living=living) for living in (4, 3, 0)] == [4, None, None]
-
-
-def test_one_fewer_once_it_has_been_calm_for_long_and_everybody_tells():
-    assert [steps(4, demand, low_since=SINCE) for demand in (105.0, 104.9, 0.0)] == [None, 3, 3]
-    assert steps(4, 0, low_since=SINCE, whole=False) is None
-    assert steps(2, 0, low_since=SINCE) is None
-    seen, step = look(Watched(4, SINCE), WITHIN, Demand(0, is_whole=True, living=8), SINCE + 500)
-    assert (seen.low_since, step) == (SINCE + 500, None)
-    assert look(seen, WITHIN, Demand(0, is_whole=True, living=8), SINCE + 500 + CALM_SECONDS - 0.1)[1] is None
-    assert look(seen, WITHIN, Demand(0, is_whole=True, living=8), SINCE + 500 + CALM_SECONDS)[1] is not None
-    broken, _ = look(seen, WITHIN, Demand(120, is_whole=True, living=8), SINCE + 600)
-    assert broken.low_since is None
-
-
-def test_one_fewer_where_fewer_live_though_not_everybody_tells():
-    seen = Watched(5, SINCE, SINCE)
-    _, step = look(seen, WITHIN, Demand(300, is_whole=False, living=3), SINCE + 1000)
-    assert step is not None
-    assert (step.replicas, step.why) == (4, "3 replicas live that could serve it, fewer than 5")
-
-
-def test_no_step_within_a_minute_of_the_last():
-    busy = Demand(1000, is_whole=True, living=8)
-    assert look(Watched(2, SINCE), WITHIN, busy, SINCE + STEP_SECONDS - 0.1)[1] is None
-    _, step = look(Watched(2, SINCE), WITHIN, busy, SINCE + STEP_SECONDS)
-    assert step is not None
-    assert step.why == "1000.0 requests at once on 2 replicas, 50 are to be on each"
-    assert look(Watched(4, SINCE + 950, SINCE), WITHIN, Demand(0, is_whole=True, living=8), SINCE + 1000)[1] is None
+def test_a_calm_begins_with_a_look_and_is_broken_by_one():
+    seen, _ = look(Watched(4, SINCE), WITHIN, Demand(0, is_whole=True, living=8), SINCE + 500)
+    assert seen.low_since == SINCE + 500
+    for busy in (120, 1000):
+        assert look(seen, WITHIN, Demand(busy, is_whole=True, living=8), SINCE + 600)[0].low_since is None
 
 
 def test_when_to_look_again():

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.errors import RegistryError
 from registry.model.names import check_request_id, label_text
-from registry.model.placement import Placement, assign
+from registry.model.placement import Placement
 from registry.model.records import Canary, CanaryRollout, Strategy
 from registry.model.status import Failed, Found, Kept, Pending
 from registry.rollout.expected import GroupPresence, LackingReplicas, NamelessReplicas, PoolExpectation
@@ -26,7 +24,7 @@ from registry.rollout.policy import (
     decide,
     soaking,
 )
-from registry.rollout.pool import REMEMBERED, Assignments, PoolSnapshot, PoolValues, read_presence, renew
+from registry.rollout.pool import REMEMBERED, PoolSnapshot, PoolValues, read_presence, renew
 from registry.rollout.status import (
     Question,
     ReplicaFailure,
@@ -45,7 +43,6 @@ from tests.support.residency_world import (
     SERVING,
     UNKNOWN,
     engine_status,
-    members,
     pool_snapshot,
     presence,
     replica_status,
@@ -62,7 +59,6 @@ from tests.unit.rollout.test_canary_rollout import (
     failed,
     status,
 )
-from tests.unit.rollout.test_pool import COMPACTED, Forgetful, read
 
 MISSING = {"name": NAME, "generation": 2, "reason": "source_missing", "message": "not there", "attempts": 1}
 SOON = [Pending(name=NAME, generation=2, reason="staging")]
@@ -530,22 +526,3 @@ def test_files_of_others_are_compared_by_the_record_that_they_follow(is_pinned):
     found = derive(made.model_copy(update={"rollout": stable}), **told)
     differ = {one.replica for one in found.replicas if one.reason == "digests_differ"}
     assert differ == (set(CANARIES) if is_pinned else {"r0", "r3"})
-
-
-def test_an_assignment_is_by_the_name_of_the_adapter():
-    """As every sidecar finds it."""
-    live_ones = members("r1", "r2", "r3", "r4", "r5")
-    spec = record("a", placement=Placement(replicas=2)).spec
-    found = Assignments()
-    inputs = found.inputs("d", live_ones, None)
-    for key in ("a", "b", "c", "d"):
-        assert found.find(POOL, (key, 7), spec, inputs) == assign(POOL, key, spec, inputs.candidates)
-
-
-@pytest.mark.parametrize(("error", "reads"), [(EtcdUnavailable("away", maybe_applied=False), 1), (COMPACTED, 3)])
-async def test_only_what_is_compacted_is_read_anew(error, reads):
-    """R18: an etcd that is away is told at once."""
-    client = Forgetful(*[error] * 9)
-    with pytest.raises(RegistryError):
-        await read(client)
-    assert 9 - len(client.errors) == reads
