@@ -127,7 +127,6 @@ def test_every_reason_is_used_and_says_whether_to_repeat_it_what_it_waits_for_an
 
 
 def test_every_fault_is_played_by_tests_that_exist():
-    """Of ``18 to 23 the engine…`` and of ``37, 38 races…`` each."""
     table = (ROOT / "docs/faults.md").read_text().partition("| fault | expected | played by |")[2].partition("\n\n")[0]
     faults, named = set[int](), set[str]()
     for line in table.splitlines()[2:]:

@@ -70,7 +70,6 @@ def played(tmp_path, suite) -> Callable[..., tuple[str, ...]]:
 
 
 def test_what_failed_once_by_chance_is_named(played):
-    """Those that are known to are not counted."""
     assert played("passes") == ()
     assert played("passes", more="def test_part(part): pass") == ("test_made_up.py::test_part",), "at its end"
     assert sorted(played("once", "known", flags=("-p", "xdist", "-n2"))) == [KNOWN, ONCE]
@@ -113,7 +112,6 @@ def test_workers_of_make_test_follow_the_settings(suite, tmp_path, tmp_path_fact
 
 
 def test_what_ever_fails_is_found_and_told(suite, tmp_path):
-    """How often, in which log, and with its seed; and what comes to no end is ended when the time is up."""
     runs = list(hunt(suite("passes", "twice"), 3, 0, 600, tmp_path / "logs", tmp_path))
     assert [run.tests for run in runs] == [("test_made_up.py::test_it[twice]",)] * 2 + [()]
     text = told(runs, tmp_path / "logs")

@@ -236,7 +236,6 @@ def test_what_can_be_put_into_functions_that_are_there(after, is_in_place):
 
 
 def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
-    """Of a constant those too who import it."""
     assert chosen_tests(found_in(tree, "(a >= b)"), EXECUTED) == ([TEST], True)
     change, lines = found_in(tree, "70"), {"product.py": {1: frozenset({""})}, "user.py": {3: frozenset({TEST})}}
     assert chosen_tests(change, Executed(lines, {TEST: 0.1}, {"product.py": ["user.py"]})) == ([TEST], True)

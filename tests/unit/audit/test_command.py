@@ -39,7 +39,6 @@ def run(monkeypatch, capsys):
     ],
 )
 def test_wrong_input_is_told_in_one_line(run, tmp_path, monkeypatch, line, told):
-    """Nothing is written, and nobody waits for etcd."""
     monkeypatch.chdir(tmp_path)
     code, out, err = run(*line)
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -145,7 +145,6 @@ def test_a_store_that_went_back_ends_it(audited):
 
 
 def test_a_renamed_file_is_followed_by_another(audited, tmp_path):
-    """Both together are verified."""
 
     async def scene(world: Audited) -> None:
         running = asyncio.ensure_future(world.follow(60))
@@ -182,7 +181,6 @@ def test_a_file_has_one_writer(tmp_path):
     ],
 )
 def test_what_is_no_file_of_ours_is_not_gone_on_with(tmp_path, content, told):
-    """Nothing of it is lost."""
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(OutputUnusable, match=told):
         LineFile(tmp_path / "f", 0)

@@ -162,5 +162,4 @@ def test_the_time_of_a_line(timestamp, seconds):
 
 @pytest.mark.parametrize("line", ["5", "[1]", '"plan_made"', "null", "true", "Traceback", '{"event": '])
 def test_a_line_that_is_no_object_is_passed_over(line):
-    """As a traceback is: the lines around it count."""
     assert documents(['{"event": "a"}', line, '{"event": "b"}']) == [{"event": "a"}, {"event": "b"}]

@@ -41,7 +41,6 @@ def answering(answers: Iterator[EngineAnswer | int], asked: list[dict[str, objec
 
 
 def test_traffic_tells_old_new_neither_and_failed_apart(monkeypatch):
-    """Whatever proxy is set around it."""
     old, new, other = ONE, EngineAnswer((5, 6), (-0.1, -0.1)), EngineAnswer((1, 2), (-0.7, -1.0))
     client, transport = httpx.Client, answering(chain([old, other, 404], repeat(new)), [])
 

@@ -143,7 +143,6 @@ def test_only_what_a_dead_leader_left_behind_is_ended(monkeypatch, leader, other
 
 
 def test_a_stop_is_polite_first_and_waits_as_long_as_it_is_told(monkeypatch):
-    """One that ends in time is not killed."""
     did: list[str] = []
     states = {"runs": True}
 
@@ -160,7 +159,6 @@ def test_a_stop_is_polite_first_and_waits_as_long_as_it_is_told(monkeypatch):
 
 
 def test_waiting_asks_until_it_is_so_and_no_longer(monkeypatch):
-    """Also once more when the time is up just then."""
     now, slept = [100.0], list[float]()
 
     def sleep(seconds: float) -> None:
@@ -182,7 +180,6 @@ def test_waiting_asks_until_it_is_so_and_no_longer(monkeypatch):
     ids=["sleeps", "runs", "zombie", "not its leader", "ended since"],
 )
 def test_what_is_found_by_its_mark_is_the_leader_and_lives(monkeypatch, seen, is_it):
-    """What it started has the same mark."""
     ours = os.getpid()
     found = processes._Seen(seen[0], ours if seen[1] else 1, 40) if seen else None
     monkeypatch.setattr(processes, "_environment", lambda entry: [b"A=b"] if entry.name == str(ours) else [])
@@ -193,7 +190,6 @@ def test_what_is_found_by_its_mark_is_the_leader_and_lives(monkeypatch, seen, is
 
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
 def test_what_ends_just_before_it_is_ended_is_no_error_and_what_may_not_be_ended_is_told(monkeypatch, error):
-    """Of the process itself, and of what it left behind."""
     leader, left = processes._Seen("S", DEAD, 40), processes._Seen("S", DEAD, 50)
     looks = iter([leader])
     table = {os.getpid(): left}
@@ -249,7 +245,6 @@ def is_taken(port: int) -> bool:
 
 @pytest.mark.parametrize(("most", "count"), [(None, 40), (2, 3)], ids=["a large stack", "too many"])
 def test_ports_are_held_until_their_servers_have_them_and_no_more_than_some(monkeypatch, most, count):
-    """Those that are known already are not given again."""
     monkeypatch.setattr(processes, "_held", deque())
     if most:
         monkeypatch.setattr(processes, "_MAX_HELD", most)

@@ -48,12 +48,6 @@ def certificate(folder: SecretFolder, file: str) -> x509.Certificate:
     return x509.load_pem_x509_certificate(folder.certificate(file).read_bytes())
 
 
-def test_secrets_are_their_owners_alone(secrets):
-    """X1 secret-free."""
-    assert secrets.root.stat().st_mode & 0o777 == 0o700
-    assert {one.stat().st_mode & 0o777 for one in secrets.root.iterdir()} == {0o600}
-
-
 def test_each_certificate_fits_its_key_and_is_of_its_own_authority(secrets):
     """A certificate of one authority is none of another: a sidecar is no operator, and nobody of etcd."""
     for one in WANTED:
@@ -101,7 +95,6 @@ def test_the_access_file_lets_the_operator_do_everything_and_prometheus_read():
 
 
 def test_flags_are_those_of_the_daemons(secrets):
-    """Each names a file that is there."""
     admin = ["--etcd", "127.0.0.1:1", *admin_flags(secrets)]
     told = read_settings(AdminSettings, program="p", summary="s", arguments=admin, environment={})
     assert all(file and file.exists() for file in (told.access, told.tls_ca, told.etcd_tls_cert, told.http_tls_key))
@@ -118,7 +111,6 @@ def test_flags_are_those_of_the_daemons(secrets):
 
 
 def test_a_stack_stays_as_it_was_made(tmp_path, monkeypatch):
-    """Its etcd asks for users, or does not: data of one kind are of no use to the other."""
     monkeypatch.setattr(stack_verbs, "_make_files", lambda _: None)
     monkeypatch.setattr("registry.tools.devstack.stack_parts.find_etcd", lambda: tmp_path / "etcd")
     made = stack_verbs.set_up(tmp_path / "s", 1, EngineKind.SIM, secure=True)

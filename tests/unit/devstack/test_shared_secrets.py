@@ -31,7 +31,8 @@ def test_each_part_has_its_files_and_its_group_may_read_them(made):
         assert {*there} == {one.name for one in files}
         assert {one.stat().st_mode & 0o777 for one in there.values()} == {0o640}
         assert all(there[one.name].read_bytes() == one.read_bytes() for one in files)
-    assert {one.stat().st_mode & 0o777 for one in secrets.iterdir()} == {0o600}
+    assert {one.stat().st_mode & 0o777 for one in (secrets, *secrets.iterdir())} == {0o700, 0o600}
+    assert secrets.stat().st_mode & 0o777 == 0o700
     assert SecretFolder(secrets).control_token("r1").read_text().strip()
 
 

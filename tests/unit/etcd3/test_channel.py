@@ -101,7 +101,6 @@ LEADER = ("hasleader", "true")
 @pytest.mark.parametrize("states", [(READY,), (FAILING,), (IDLE, CONNECTING, READY), (CONNECTING, FAILING)])
 @virtual
 async def test_a_call_is_sent_as_soon_as_the_connection_stands_or_has_failed(states):
-    """With the time that is left by then; gRPC then says itself why it failed."""
     opened = Channel(*states, each_seconds=0.5, answer=rpc.RangeResponse(count=7))
     took = 0.5 * (len(states) - 1)
     async with connected(opened) as connection:

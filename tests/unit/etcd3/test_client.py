@@ -101,7 +101,6 @@ async def _failing(error: BaseException, *, writes: bool) -> BaseException:
 
 @pytest.mark.parametrize("writes", [True, False])
 async def test_what_goes_wrong_in_grpc_is_an_error_of_ours_with_the_member_in_it(writes):
-    """And tells whether a write may have been made."""
     for error in (
         rpc_error("UNAVAILABLE", "Connection reset by peer"),
         asyncio.CancelledError(),

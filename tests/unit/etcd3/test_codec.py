@@ -146,7 +146,6 @@ def test_a_range_is_linearizable_and_says_all_it_was_told(target):
 
 
 def test_results_carry_the_revision_of_the_whole_reply():
-    """And not what keeps a transaction from only reading."""
     kv = rpc.KeyValue(key=b"k", value=b"v", create_revision=1, mod_revision=2, version=3, lease=4)
     response = rpc.TxnResponse(
         header=rpc.ResponseHeader(revision=9),

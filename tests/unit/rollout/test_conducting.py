@@ -128,7 +128,6 @@ DENIED = EtcdPermissionDenied("not yours")
 
 
 def test_each_rollout_comes_to_all_when_its_own_time_is_over():
-    """The earliest is not waited for with the latest, nor the latest hurried."""
     played = World(rolled(300, "b"), rolled(30, "acme/a"), rolled(100, "c"))
     assert played.play()
     assert [(change.name, round(at, -1)) for at, change, _ in played.asked] == [("acme/a", 30), ("c", 100), ("b", 300)]

@@ -92,7 +92,6 @@ def test_a_presence_alone_takes_no_lost_pods_place():
 
 
 def test_who_is_gone_is_remembered_for_a_day_since_it_was_found():
-    """One write when it goes, and one when it is forgotten."""
     gone = remembering(members(r1=""), [], {}, NOW)
     assert gone == members(r1=ago(hours=0))
     assert remembering(gone, [], {}, NOW + timedelta(hours=23)) == gone

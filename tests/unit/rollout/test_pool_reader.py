@@ -76,7 +76,6 @@ def test_nothing_is_known_before_all_of_it_was_listed(unknown):
 
 
 def test_it_is_made_anew_only_where_something_changed():
-    """Of whichever informer, and with what all of them have."""
     world = World()
     first = world.now()
     assert world.now() is first

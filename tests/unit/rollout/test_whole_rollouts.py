@@ -323,7 +323,6 @@ def test_the_request_id_of_the_admin_service_is_the_same_in_all_of_them():
 
 
 def test_a_pool_with_a_rollout_is_one_until_its_last_is_over():
-    """Each change tells of the pools that it is about, and of no other; what cannot be read is none."""
     running, (a, b) = OpenRollouts(KEYS.all_adapters()), (f"acme/{name}" for name in "ab")
     values = {name: canaried().model_copy(update={"name": name}).to_bytes() for name in (a, b)}
     theirs = canaried().model_copy(update={"pool": "q"}).to_bytes()
@@ -360,7 +359,6 @@ def by_key(*kvs: KeyValue) -> dict[bytes, KeyValue]:
 
 
 def test_what_did_not_change_is_not_read_again():
-    """Replicas are the same objects, and so are all of them together, until one comes, goes, or says something."""
     first = renew(PoolSnapshot(POOL), PoolValues(by_key(live("r2"), live("r1")), by_key(says("r1", 5))))
     assert list(first.replicas) == ["r1", "r2"]
     same = renew(first, PoolValues(by_key(live("r1"), live("r2")), by_key(says("r1", 5))))
@@ -497,7 +495,6 @@ def test_a_record_under_another_key_takes_no_room():
 
 
 def test_where_routers_find_an_engine():
-    """What the presence says, else what the status does."""
     urls = {}
     for name, url in (("r1", "http://told"), ("r2", "")):
         told = says(name, 5, engine=engine_status(url="http://status"))

@@ -110,7 +110,6 @@ async def all_of(reader: Reader, size: int, wanted: str = "") -> tuple[list[str]
 @pytest.mark.parametrize("scan", [1, 2, 3, 500])
 @pytest.mark.parametrize(("size", "pages"), [(1, 5), (2, 3), (5, 1), (50, 1)])
 async def test_pages_of_adapters_are_of_one_revision(store, reader, monkeypatch, scan, size, pages):
-    """Each once, in the order of their names, however many etcd gives at a time."""
     monkeypatch.setattr(reader_module, "_SCAN_PAGE", scan)
     store.change(applying(*(upsert(f"n{number}") for number in range(5))))
     names, unreadable, count = await all_of(reader, size)
@@ -212,7 +211,6 @@ async def test_the_audit_trail_from_an_id_on(store, reader, monkeypatch):
 
 
 async def test_one_replica(store, reader):
-    """Its presence and status are of one revision, and so is what its pool allows its engine to name."""
     store.lives("r1", says=True)
     store.lives("r2", says=False)
     for name, says in (("r1", True), ("r2", False)):

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 import json
-from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn
 from registry.model.errors import InvalidArgument, Reason
 from registry.store.pages import Page, PageToken, Sieve, check_page_size, decode_token, parse_filter
-from registry.store.txn import ReadCache, Retention, SharedLease, audit_lease, request_lease
+from registry.store.txn import ReadCache, SharedLease
 from registry.store.writer import NamedLocks
 from registry.transactions.decode import ReadSet, read_pool
 from tests.support.flaky_etcd import FlakyEtcd
@@ -24,7 +23,6 @@ from tests.support.records import record
 
 @given(st.integers(1, 2**63 - 1), st.binary(max_size=50), st.text(max_size=20), st.integers(0, 2**62))
 def test_tokens(revision, after, listing, place):
-    """A token comes back as it went, and only for its own listing."""
     token = PageToken(revision, after, place)
     assert decode_token(token.encode(listing), listing) == token
     with pytest.raises(InvalidArgument):
@@ -33,7 +31,6 @@ def test_tokens(revision, after, listing, place):
 
 @given(st.text(max_size=80))
 def test_no_text_breaks_the_reader_of_tokens(text):
-    """What is no token is INVALID_PAGE_TOKEN, and nothing else."""
     if text:
         with pytest.raises(InvalidArgument) as told:
             decode_token(text, "l")
@@ -93,29 +90,22 @@ def test_page_sizes():
         ("label.none=", False),
         ("name=acme/x AND tenant=acme AND load=eager", True),
         ("name=acme/x AND load=lazy", False),
+        (f"name={'x' * 2043}", False),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_filters(text, takes):
     assert parse_filter(text).takes(record("acme/x", labels={"team": "a = b"})) is takes
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "=", "color=red", "name", "label.=x", "label.?=x", "name=a AND ", " AND name=a", "x" * 3000]
+    "text",
+    ["x", "=", "color=red", "name", "label.=x", "label.?=x", "name=a AND ", " AND name=a", f"name={'x' * 2044}"],
+    ids=lambda text: text[:40],
 )
 def test_wrong_filters(text):
+    """R16 bounded: each record is looked at with all of it, so it has 2048 characters at most."""
     with pytest.raises(InvalidArgument) as told:
-        parse_filter(text)
-    assert (told.value.reason, told.value.field) == (Reason.INVALID_FILTER, "filter")
-
-
-@pytest.mark.parametrize(("length", "is_taken"), [(2048, True), (2049, False)])
-def test_a_filter_has_so_many_characters_at_most(length, is_taken):
-    """R16 bounded: each record is looked at with all of it."""
-    text = f"name={'x' * (length - 5)}"
-    if is_taken:
-        assert not parse_filter(text).takes(record("x"))
-        return
-    with pytest.raises(InvalidArgument, match="at most 2048 characters") as told:
         parse_filter(text)
     assert (told.value.reason, told.value.field) == (Reason.INVALID_FILTER, "filter")
 
@@ -186,17 +176,6 @@ def test_what_every_change_reads_is_not_forgotten_for_what_each_wrote():
         hints.wrote(Txn((), (Put(b"p/%d" % number, b"v"),)), 2)
         hints.guess((pool,))
     assert hints.guess((pool,)).key(b"p/pool") is not None
-
-
-async def test_the_records_of_a_change_live_as_long_as_they_are_to_and_a_part_longer():
-    """W3, W7: many share a lease, so the first of them lives longer."""
-    etcd = AsyncMock(lease_grant=AsyncMock(return_value=1))
-    kept = Retention(request_seconds=4800, audit_seconds=90_000)
-    for make in (request_lease, audit_lease):
-        await make(etcd, kept).current(5.0)
-        await make(etcd).current(5.0)
-    granted = [call.args[0] for call in etcd.lease_grant.await_args_list]
-    assert granted == [5000, 25 * 3600, 93_000, 31 * 86_400]
 
 
 async def test_who_gives_up_or_is_cancelled_leaves_no_lock_behind():

@@ -285,7 +285,6 @@ def test_a_race_for_the_only_place_has_one_winner(single, other):
 
 
 def test_what_was_written_past_us_can_be_changed_and_deleted(single):
-    """Two that stand there are no reason to keep both."""
     single.change(applying(upsert("a")))
     written_past_us(single, "b", like="a")
     single.change(applying(upsert("a", "v2")))

@@ -52,7 +52,6 @@ def test_what_an_update_does_not_name_stays_as_it_is(author: Author, name: str):
 
 @pytest.mark.parametrize("name", ALL_ELSE)
 def test_what_an_update_names_is_replaced_whole_and_nothing_else(author: Author, name: str):
-    """By its default where it is named and not given; the source, too, stays where it is not named."""
     apart = {"placement": "load", "load": "placement"}.get(name, "load")  # a lazy adapter has no number of replicas
     given = {key: value for key, value in ALL_ELSE.items() if key != apart}
     author.change(applying(upsert(NAME, **given)))
@@ -95,7 +94,6 @@ def test_a_kept_strategy_has_its_canaries_or_the_new_weights_wait(author: Author
 
 
 def test_a_credential_goes_with_a_source_that_takes_it(author: Author):
-    """Whichever of the two is given, and whichever was there."""
     author.change(update({"source": {"uri": "s3://b/a"}, "credentials": "s3"}))
     told = refused(author, update(SOURCE))
     assert (told.reason, told.field) == (Reason.UNSUPPORTED, "changes[0].update.spec.credentials")

@@ -137,7 +137,6 @@ def test_a_field_of_a_spec_is_refused_as_the_caller_wrote_it(fields, field, reas
     ("made", "field", "reason"), WRONG, ids=[f"{field} {n}" for n, (_, field, _) in enumerate(WRONG)]
 )
 def test_the_first_wrong_field_is_named(made, field, reason):
-    """Each refusal names the field as the caller wrote it, and says what to write."""
     told = refusal(made)
     assert (told.field, told.reason) == (field, reason)
 
@@ -168,7 +167,6 @@ def test_only_what_is_given_of_engines_is_replaced(engines):
 
 
 def test_what_is_taken():
-    """Each is as it was asked for; 0 is no generation."""
     assert upsert(etag="12") == Upsert("a", AdapterSpec(source=SourceSpec(uri="file:///a")), 12)
     assert [make.make_generation(number, zero="none", field="generation") for number in (0, 1, 2)] == [0, 1, 2]
     assert make.make_create_pool(PLAIN | {"limits": {"max_rank": 8}}).limits == PoolLimits(max_rank=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
@@ -120,7 +120,6 @@ def etcd(author, monkeypatch) -> Iterator[mock.AsyncMock]:
     ids=lambda value: type(value).__name__,
 )
 def test_an_etcd_that_does_not_answer_is_told_as_that(error, told, tmp_path, etcd, capsys):
-    """Nothing is written, and the exit code is that of an etcd that is away."""
     etcd.side_effect = error
     assert run("export", "--etcd", "a:1", "--out", str(tmp_path / "h")) == 6
     assert capsys.readouterr().err == f"loraplane-verify: {told}\n"
@@ -151,7 +150,6 @@ def test_what_was_read_is_written_and_can_be_verified(author, tmp_path, etcd, ca
     ],
 )
 def test_what_cannot_be_checked_is_named(arguments, words, author, tmp_path, capsys, monkeypatch):
-    """A file, or a name that the history does not have: of nothing everything would hold."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good").write_text("\n".join(encode(steps_of(author))))
     (tmp_path / "bad").write_text("?")
@@ -167,25 +165,26 @@ def test_the_variables_are_read(history, monkeypatch, capsys):
     assert "6 changes: 0 findings" in capsys.readouterr().out
 
 
+@pytest.fixture
+def ended(monkeypatch) -> Callable[..., int]:
+    """Runs the program; its exit code."""
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["loraplane-verify", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return int(stopped.value.code or 0)
+
+    return run
+
+
 @pytest.mark.parametrize("line", ["", "verify", "frob", "verify --frob", "export --etcd a:1 --out x --from-revision 0"])
-def test_a_wrong_command_line_is_told_in_one_line(line, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["loraplane-verify", *line.split()])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    told = capsys.readouterr().err
-    assert (stopped.value.code, told.count("\n")) == (2, 1)
-    assert re.fullmatch("loraplane-verify: .{10,}; see loraplane-verify --help\n", told)
+def test_a_wrong_command_line_is_told_in_one_line(line, ended, capsys):
+    assert ended(*line.split()) == 2
+    assert re.fullmatch("loraplane-verify: .{10,}; see loraplane-verify --help\n", capsys.readouterr().err)
 
 
-def test_version(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["loraplane-verify", "--version"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert (stopped.value.code, capsys.readouterr().out) == (0, f"loraplane-verify {version('loraplane')}\n")
-
-
-def test_what_is_found_is_in_the_exit_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["loraplane-verify", "verify", "--history", str(tmp_path / "absent")])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
+def test_a_process_ends_with_what_is_found_and_tells_its_version(ended, capsys):
+    assert ended("verify", "--history", "absent") == 2
+    assert ended("--version") == 0
+    assert capsys.readouterr().out == f"loraplane-verify {version('loraplane')}\n"
