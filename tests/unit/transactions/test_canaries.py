@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from registry.etcd3.ops import Put, Txn
-from registry.model.audit import AuditRecord
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason
 from registry.model.expected_answers import Expect, ExpectedAnswer
 from registry.model.records import Canary, Placement, Prepare, RetiredRecord, Strategy
-from registry.model.status import Presence
 from registry.transactions.changes import (
     AbortRollout,
     ApplyAdapters,
@@ -23,7 +20,7 @@ from registry.transactions.changes import (
 )
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
-from tests.unit.transactions.conftest import etag, record, refused
+from tests.unit.transactions.conftest import audits, etag, lives, record, refused
 
 NAME = "acme/a"
 QUARTER, ONE, TWO = (Strategy(canary=Canary(replicas=number)) for number in ("25%", 1, 2))
@@ -95,9 +92,7 @@ def test_promotion_is_the_same_generation_for_all(author):
     after = record(author)
     assert after == before.model_copy(update={"rollout": None})
     assert KEYS.history(POOL, NAME, 2) not in author.etcd.kvs
-    audit = AuditRecord.parse(
-        author.etcd.kvs[max(key for key in author.etcd.kvs if key.startswith(KEYS.audits()))].value
-    )
+    audit = audits(author)[-1]
     assert (audit.method, audit.request_id) == ("PromoteRollout", "q")
     assert author.change(PROMOTE, "q").reply.adapters[0].record == after
 
@@ -142,14 +137,6 @@ def test_refusals(author, kind):
     assert refused(author, kind("q", NAME)).reason is Reason.POOL_NOT_FOUND
 
 
-def replica(author: Author, name: str, *, reports: bool = True, readable: bool = True, **says) -> None:
-    """A presence, and beside it a status that is under its lease, or is not."""
-    about = {"pool": POOL, "replica": name, "incarnation": "i", "owner": "o", "started_at": "t", "by_reports": True}
-    presence = Presence(**about | says).to_bytes() if readable else b"?"
-    puts = Put(KEYS.replica(POOL, name), presence, 7), Put(KEYS.status(POOL, name), b"{}", 7 if reports else 8)
-    author.etcd.txn(Txn((), puts))
-
-
 ONLY_A = {"placement": Placement(selector={"zone": "a"})}
 ZONES = [{"labels": {"zone": zone}} for zone in "ab"]
 # Those who live, what is asked for, and how many replicas there are for it; None: enough.
@@ -171,7 +158,7 @@ LIVING = {
 def test_canaries_are_replicas_that_live(author, living, spec, found):
     """X2, R20: a number that somebody makes up who only writes to etcd would give new weights to all at once."""
     for number, says in enumerate(living):
-        replica(author, f"r{number}", **says)
+        lives(author, f"r{number}", **says)
     if found is None:
         author.change(put("v2", **spec))
         assert record(author).rollout is not None
@@ -187,9 +174,9 @@ def test_canaries_are_replicas_that_live(author, living, spec, found):
 
 def test_a_replica_that_goes_forbids_no_other_change(author):
     """Only where the number is new, or canaries are about to begin, does it have to be there."""
-    replica(author, "one")
+    lives(author, "one")
     assert refused(author, put("v1", strategy=TWO)).reason is Reason.CANARY_TOO_LARGE
-    replica(author, "other")
+    lives(author, "other")
     author.change(put("v1", strategy=TWO))
     author.etcd.delete(KEYS.replica(POOL, "other"))
     author.change(put("v1", strategy=TWO, priority=1))

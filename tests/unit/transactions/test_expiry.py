@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from registry.model.audit import AuditRecord
 from registry.model.errors import Conflict, InvalidArgument, NotFound, Reason
 from registry.model.records import Canary, PoolSpec, RetiredRecord, Strategy, TenantRecord
 from registry.transactions.changes import AbortRollout, ExpireAdapter, PromoteRollout, Remove, RollbackAdapter
@@ -15,7 +14,7 @@ from registry.transactions.supported import check_engine_can, check_supported
 from registry.transactions.validate import make_update
 from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
 from tests.support.history_check import check_history
-from tests.unit.transactions.conftest import etag, record, refused
+from tests.unit.transactions.conftest import audits, etag, record, refused
 
 NAME = "acme/a"
 TTL = 600
@@ -39,8 +38,7 @@ def test_what_has_ended_is_deleted_with_history_counter_and_a_reason_in_the_audi
     retired = RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, NAME, 1)].value)
     assert (retired.deleted, retired.spec.ttl_seconds) == (True, TTL)
     assert TenantRecord.parse(author.etcd.kvs[KEYS.tenant("acme")].value).adapters == 0
-    told = [AuditRecord.parse(kv.value) for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    assert [(one.method, one.reason) for one in told if one.reason] == [("ExpireAdapter", "ttl")]
+    assert [(one.method, one.reason) for one in audits(author) if one.reason] == [("ExpireAdapter", "ttl")]
     check_history(KEYS, author.etcd.history)
     again = author.change(ending_now, "expire-1")
     assert again == ended, "who asks with the same id gets the same answer, and changes nothing"

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from registry.etcd3.ops import Put, Txn
 from registry.model.errors import FailedPrecondition, InvalidArgument
 from registry.model.records import Canary, PoolLimits, RetiredRecord, Strategy
 from registry.transactions.changes import AbortRollout, CreatePool, PromoteRollout, Remove, RollbackAdapter
 from registry.transactions.validate import make_update
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
-from tests.support.residency_world import presence
-from tests.unit.transactions.conftest import record, refused
+from tests.unit.transactions.conftest import lives, record, refused
 
 NAME = "acme/a"
 
@@ -112,8 +110,7 @@ def test_a_pool_with_plain_names_keeps_none():
 def test_keep_above_the_room_of_every_engine_is_refused_with_the_sum(author: Author):
     """An engine that does not say, or is away, does not count."""
     for name, capacity in (("r1", 2), ("r2", 4), ("r3", 0), ("r4", None)):
-        key, value = KEYS.replica(POOL, name), presence(name, capacity=capacity).to_bytes()
-        author.etcd.txn(Txn((), (Put(key, value),)))
+        lives(author, name, capacity=capacity)
     told = refused(author, put("v1", 4))
     assert (type(told), told.field) == (FailedPrecondition, "changes[0].upsert.spec.keep")
     assert told.message == (
@@ -121,7 +118,7 @@ def test_keep_above_the_room_of_every_engine_is_refused_with_the_sum(author: Aut
         f"{POOL!r} holds more than 4: keep fewer, or raise --max-cpu-loras"
     )
     author.change(put("v1", 3))
-    author.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r2"), presence("r2", capacity=2).to_bytes()),)))
+    lives(author, "r2", capacity=2)
     author.change(put("v2", 3))
     assert refused(author, put("v2", 2)).field == told.field, "what is new is looked at, and nothing else"
     author.change(put("v3", None))

@@ -8,7 +8,6 @@ import pytest
 
 from registry.access.principal import ANONYMOUS, Credential, operator
 from registry.etcd3.ops import Delete, Put, Txn
-from registry.model.audit import AuditRecord
 from registry.model.errors import (
     AlreadyExists,
     Conflict,
@@ -25,7 +24,7 @@ from registry.model.records import (
     PoolLimits,
     Strategy,
 )
-from registry.model.status import DrainOrder, Presence
+from registry.model.status import DrainOrder
 from registry.rollout.controller import PRINCIPAL
 from registry.transactions.adapters import too_many_changes
 from registry.transactions.builder import Commit, fence, is_fenced, replay
@@ -44,7 +43,7 @@ from registry.transactions.context import TxnLimits
 from registry.transactions.plan import reads_of
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
-from tests.unit.transactions.conftest import record, refused
+from tests.unit.transactions.conftest import audits, lives, record, refused
 
 REFUSED = {
     "unknown pool": (applying(upsert("a"), pool="q"), NotFound, Reason.POOL_NOT_FOUND, "pool"),
@@ -100,12 +99,6 @@ def test_too_large():
     author.change(applying(*(upsert(f"acme/n{i}", labels={"k": "x" * 250}) for i in range(most))))
     told = refused(author, creating("q", *(f"{i}{'x' * 500}" for i in range(32))))
     assert told.reason is Reason.TOO_LARGE
-
-
-def audits(author: Author) -> list[AuditRecord]:
-    """The newest last."""
-    found = [kv for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    return [AuditRecord.parse(kv.value) for kv in sorted(found, key=lambda kv: kv.mod_revision)]
 
 
 @pytest.mark.parametrize("replica", ["", "r1"])
@@ -247,10 +240,8 @@ def test_an_order_to_drain_stands_under_the_lease_of_the_presence(author, course
     lease, before = 0, None
     for kind, drain, about in course:
         if kind == "is":
-            says = {"pool": POOL, "replica": "r1", "incarnation": "i", "owner": "host:1", "started_at": ""}
             lease = int(about)
-            put = Put(KEYS.replica(POOL, "r1"), Presence(**says, leaving=drain).to_bytes(), lease)
-            author.etcd.txn(Txn((), (put,)))
+            lives(author, "r1", lease=lease, leaving=drain)
             continue
         told = len(audits(author))
         assert (author.change(DrainReplica(POOL, "r1", drain)).reply.etag is None) == about

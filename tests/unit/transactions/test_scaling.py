@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from registry.model.audit import AuditRecord
 from registry.model.errors import Conflict, InvalidArgument, Reason
 from registry.model.records import Placement
 from registry.model.status import ByLoad
@@ -14,7 +13,7 @@ from registry.transactions.changes import RollbackAdapter, ScaleAdapter
 from registry.transactions.supported import check_supported
 from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
 from tests.support.history_check import check_history
-from tests.unit.transactions.conftest import etag, record, refused
+from tests.unit.transactions.conftest import audits, etag, record, refused
 
 NAME = "acme/a"
 BY_LOAD = Placement(replicas=2, by_load=ByLoad(max=8, per_replica=50))
@@ -44,8 +43,7 @@ def test_a_step_is_one_audited_revision_of_the_same_generation(author: Author):
     assert (made.generation, made.scaled.replicas, made.scaled.reason) == (1, 3, WHY)
     assert made.spec.placement == BY_LOAD
     assert KEYS.history(POOL, NAME, 1) not in author.etcd.kvs
-    told = [AuditRecord.parse(kv.value) for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    assert [one.reason for one in told if one.method == "ScaleAdapter"] == [WHY]
+    assert [one.reason for one in audits(author) if one.method == "ScaleAdapter"] == [WHY]
     assert author.change(asked, "scale-1") == first
     author.change(step(author, 4), "scale-2")
     check_history(KEYS, author.etcd.history)

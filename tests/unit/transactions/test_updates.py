@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from registry.etcd3.ops import Put, Txn
 from registry.model.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.model.expected_answers import Expect, ExpectedAnswer
 from registry.model.records import Canary, Placement, Prepare, Strategy
-from registry.model.status import Presence
 from registry.transactions.changes import ApplyAdapters
 from registry.transactions.plan import may_be_guessed
 from registry.transactions.validate import make_update
 from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
-from tests.unit.transactions.conftest import record, refused
+from tests.unit.transactions.conftest import lives, record, refused
 
 NAME = "acme/a"
 SOURCE = {"source": {"uri": "file:///a/v2"}}
@@ -80,9 +78,7 @@ def test_what_is_given_has_to_go_with_what_is_kept(author: Author):
 def test_a_kept_strategy_has_its_canaries_or_the_new_weights_wait(author: Author):
     """X2, R20: they are counted as where the strategy is given, so that it has to be read first."""
     author.change(applying(upsert(NAME, strategy=TWO)))
-    about = {"pool": POOL, "replica": "r", "incarnation": "i", "owner": "o", "started_at": "t", "by_reports": True}
-    puts = Put(KEYS.replica(POOL, "r"), Presence(**about).to_bytes(), 7), Put(KEYS.status(POOL, "r"), b"{}", 7)
-    author.etcd.txn(Txn((), puts))
+    lives(author, "r")
     told = refused(author, update(SOURCE))
     assert (told.reason, told.field) == (
         Reason.CANARY_TOO_LARGE,

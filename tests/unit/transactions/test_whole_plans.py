@@ -29,10 +29,8 @@ from registry.etcd3.ops import (
     prefix_end,
     unwritten_since,
 )
-from registry.model.audit import AuditRecord
 from registry.model.errors import Conflict, InvalidArgument, Reason
 from registry.model.records import AdapterRecord, Canary, ChangeReply, PoolLimits, RetiredRecord, Strategy, TenantRecord
-from registry.model.status import Presence
 from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.builder import Commit, Unchanged, check_fits, fence, fits, put_record
 from registry.transactions.changes import (
@@ -58,7 +56,7 @@ from registry.transactions.decode import generation_of_key, read_set_of
 from registry.transactions.plan import may_be_guessed, reads_of
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, spec, upsert
 from tests.support.memory_etcd import MemoryEtcd
-from tests.unit.transactions.conftest import refused
+from tests.unit.transactions.conftest import audits, lives, refused
 
 POOL_KEY, A, ACME = KEYS.pool(POOL), KEYS.adapter(POOL, "acme/a"), KEYS.tenant("acme")
 OURS, BARE = KEYS.request("q", ALICE), KEYS.request("q")
@@ -126,8 +124,7 @@ class Plan:
             if not isinstance(one, bytes):
                 author.change(one)
             elif one == REPLICA:
-                presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="")
-                author.etcd.txn(Txn((), (Put(REPLICA, presence.to_bytes(), 7),)))
+                lives(author, "r1")
             elif one:
                 author.etcd.delete(one)
             else:
@@ -466,11 +463,11 @@ def test_history_and_audit_have_the_record_as_it_stood(author, deleted):
     author.change(applying(Remove("acme/a") if deleted else upsert("acme/a", "v2")), "q")
     kept = json.loads(author.etcd.kvs[H1].value)
     assert kept == stood | {"retired_by_request": "q", "deleted": deleted, "restored_by": None}
-    audits = [json.loads(kv.value) for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    (told,) = (audit for audit in audits if audit["request_id"] == "q")
+    told = audits(author)[-1]
     stands = None if deleted else json.loads(author.etcd.kvs[A].value)
-    assert told["changes"] == [{"kind": "adapter", "name": "acme/a", "before": stood, "after": stands}]
-    assert (told["principal"], told["role"], told["method"]) == ("alice", "operator", "ApplyAdapters")
+    changes = [{"kind": "adapter", "name": "acme/a", "before": stood, "after": stands}]
+    assert [one.model_dump(by_alias=True) for one in told.changes] == changes
+    assert (told.principal, told.role, told.method, told.request_id) == ("alice", "operator", "ApplyAdapters", "q")
     other = Author()
     other.change(creating())
     other.change(RestoreHistory(POOL, "acme/a", (), AdapterRecord.model_validate(stood)), "q")
@@ -494,7 +491,6 @@ bindings:
     author = Author(etcd, made=10)
     author.grant = grant_of(read_access(text.encode(), "access"), author.principal)
     author.change(applying(upsert("acme/a")))
-    told = [AuditRecord.parse(kv.value) for key, kv in etcd.kvs.items() if key.startswith(KEYS.audits())]
-    assert [(one.role, one.bindings) for one in told] == [("operator", []), ("publisher", [2])]
+    assert [(one.role, one.bindings) for one in audits(author)] == [("operator", []), ("publisher", [2])]
     assert refused(author, applying(upsert("other/a"))).reason is Reason.PERMISSION_DENIED
     assert refused(author, SetTenant("acme", 1)).metadata["roles"] == "tenant-admin,restorer"
