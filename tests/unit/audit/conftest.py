@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-
-import pytest
 
 from registry.etcd3.ops import Delete, KeyValue, Put, Txn
 from registry.model.audit import DenialRecord
@@ -26,7 +25,7 @@ from registry.tools.verify.history import Violation
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
 from tests.support.played_admin import Served
-from tests.support.played_etcd import play
+from tests.support.played_etcd import PlayedEtcd, Scene, as_test, play
 from tests.support.records import KEYS
 
 RETENTION = timedelta(days=30), timedelta(days=7)
@@ -100,20 +99,17 @@ class Audited:
         return [*compare(lines, after, store), *of_history]
 
 
-Scene = Callable[[Audited], Awaitable[None]]
-
-
-@pytest.fixture
-def audited(tmp_path) -> Callable[[Scene], None]:
-    """Plays a scene with a store that was filled and followed."""
-
-    def played(scene: Scene) -> None:
-        async def work(etcd: Any) -> None:
-            world = Audited(Served(etcd), tmp_path / "audit.jsonl")
+def _play(scene: Scene) -> None:
+    async def work(etcd: PlayedEtcd) -> None:
+        with TemporaryDirectory() as folder:
+            world = Audited(Served(etcd), Path(folder) / "audit.jsonl")
             await world.fill()
             await world.follow()
             await scene(world)
 
-        play(work)
+    play(work)
 
-    return played
+
+def audited(scene: Scene) -> Callable[..., None]:
+    """Makes a test of a scene with a store that was filled and followed."""
+    return as_test(_play, scene, 1)

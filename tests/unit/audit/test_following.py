@@ -16,7 +16,7 @@ from registry.tools.audit.lines import BeginLine, LinePosition, SeenLine, encode
 from registry.tools.audit.output import LineFile, OutputUnusable, StandardOutput
 from tests.support.admin import change_set, put
 from tests.support.records import KEYS
-from tests.unit.audit.conftest import Audited
+from tests.unit.audit.conftest import Audited, audited
 
 
 def keys_in(world: Audited) -> list[str]:
@@ -31,18 +31,15 @@ async def change(world: Audited, number: int) -> None:
     await world.served.call("ApplyAdapters", change_set(put("acme/n", priority=number)))
 
 
-def test_each_record_has_one_line_in_the_order_of_revisions(audited):
+@audited
+async def test_each_record_has_one_line_in_the_order_of_revisions(world: Audited):
     """A5 tamper-evident: whole, as it stands in etcd."""
-
-    async def scene(world: Audited) -> None:
-        assert keys_in(world) == keys_of(world)
-        lines = world.lines()
-        assert lines[0] == {"begin": {"after": 0}}
-        stood = [json.loads(kv.value) for kv in world.kvs(KEYS.audits())]
-        assert [one["record"] for one in lines if "key" in one] == stood
-        assert world.file.stat().st_mode & 0o777 == 0o600
-
-    audited(scene)
+    assert keys_in(world) == keys_of(world)
+    lines = world.lines()
+    assert lines[0] == {"begin": {"after": 0}}
+    stood = [json.loads(kv.value) for kv in world.kvs(KEYS.audits())]
+    assert [one["record"] for one in lines if "key" in one] == stood
+    assert world.file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_list_amid_the_following_doubles_no_line(tmp_path, monkeypatch):
@@ -59,109 +56,91 @@ def test_a_list_amid_the_following_doubles_no_line(tmp_path, monkeypatch):
     assert {"hole": {"after": 5, "before": 7}} in told
 
 
-def test_a_restart_loses_no_line_and_doubles_none(audited):
+@audited
+async def test_a_restart_loses_no_line_and_doubles_none(world: Audited):
     """A5 tamper-evident: however the process ended, and whatever was written meanwhile."""
-
-    async def scene(world: Audited) -> None:
-        for number in range(4):
-            await change(world, 2 * number)
-            await world.follow()
-            await change(world, 2 * number + 1)
-            text = world.file.read_bytes()
-            cut = [len(text), len(text) - 20, text[:-1].rindex(b"\n") + 1, len(text) - 3000][number]
-            world.file.write_bytes(text[:cut])
-            await world.follow()
-            assert keys_in(world) == keys_of(world)
-        assert await world.verify() == []
-
-    audited(scene)
+    for number in range(4):
+        await change(world, 2 * number)
+        await world.follow()
+        await change(world, 2 * number + 1)
+        text = world.file.read_bytes()
+        cut = [len(text), len(text) - 20, text[:-1].rindex(b"\n") + 1, len(text) - 3000][number]
+        world.file.write_bytes(text[:cut])
+        await world.follow()
+        assert keys_in(world) == keys_of(world)
+    assert await world.verify() == []
 
 
-def test_what_a_killed_process_wrote_of_a_revision_is_completed(audited):
+@audited
+async def test_what_a_killed_process_wrote_of_a_revision_is_completed(world: Audited):
     """Several records of one revision, as only somebody else than an admin service writes them."""
-
-    async def scene(world: Audited) -> None:
-        puts = tuple(Put(KEYS.audit("p", f"{number}"), b"{}") for number in range(3))
-        await world.served.client.txn(Txn((), puts))
-        await world.follow()
-        lines = world.lines()
-        world.rewrite([one for one in lines if "seen" not in one or one == lines[8]][:-1])
-        assert sorted(keys_in(world)) != sorted(keys_of(world))
-        await world.follow()
-        assert sorted(keys_in(world)) == sorted(keys_of(world))
-
-    audited(scene)
+    puts = tuple(Put(KEYS.audit("p", f"{number}"), b"{}") for number in range(3))
+    await world.served.client.txn(Txn((), puts))
+    await world.follow()
+    lines = world.lines()
+    world.rewrite([one for one in lines if "seen" not in one or one == lines[8]][:-1])
+    assert sorted(keys_in(world)) != sorted(keys_of(world))
+    await world.follow()
+    assert sorted(keys_in(world)) == sorted(keys_of(world))
 
 
-def test_a_compaction_before_the_reading_is_told_and_what_stands_is_written(audited):
+@audited
+async def test_a_compaction_before_the_reading_is_told_and_what_stands_is_written(world: Audited):
     """A5 tamper-evident: nobody takes a hole for silence."""
-
-    async def scene(world: Audited) -> None:
-        reached = world.lines()[-1]["seen"]["revision"]
-        await change(world, 1)
-        gone = world.audits()[-1]
-        await world.delete(gone.key)
-        await change(world, 2)
-        world.served.etcd.store.compact(world.served.etcd.store.revision)
-        await world.follow()
-        assert keys_in(world) == keys_of(world)
-        [hole] = [one["hole"] for one in world.lines() if "hole" in one]
-        assert hole["after"] == reached
-        assert hole["before"] >= gone.mod_revision
-        await world.follow()
-        assert len([one for one in world.lines() if "hole" in one]) == 1
-
-    audited(scene)
+    reached = world.lines()[-1]["seen"]["revision"]
+    await change(world, 1)
+    gone = world.audits()[-1]
+    await world.delete(gone.key)
+    await change(world, 2)
+    world.served.etcd.store.compact(world.served.etcd.store.revision)
+    await world.follow()
+    assert keys_in(world) == keys_of(world)
+    [hole] = [one["hole"] for one in world.lines() if "hole" in one]
+    assert hole["after"] == reached
+    assert hole["before"] >= gone.mod_revision
+    await world.follow()
+    assert len([one for one in world.lines() if "hole" in one]) == 1
 
 
-def test_a_quiet_time_is_noted_so_that_a_later_compaction_is_no_hole(audited, monkeypatch):
+@audited
+async def test_a_quiet_time_is_noted_so_that_a_later_compaction_is_no_hole(world: Audited, monkeypatch):
     monkeypatch.setattr(follow, "SEEN_SECONDS", 20.0)
-
-    async def scene(world: Audited) -> None:
-        running = asyncio.ensure_future(world.follow(60))
-        await asyncio.sleep(25)
-        for number in range(50):
-            await world.put(b"/other", f"{number}".encode())
-        await asyncio.sleep(15)
-        assert world.lines()[-1]["seen"]["revision"] == world.served.etcd.store.revision
-        await running
-        world.served.etcd.store.compact(world.served.etcd.store.revision)
-        await world.follow()
-        assert not [one for one in world.lines() if "hole" in one]
-
-    audited(scene)
+    running = asyncio.ensure_future(world.follow(60))
+    await asyncio.sleep(25)
+    for number in range(50):
+        await world.put(b"/other", f"{number}".encode())
+    await asyncio.sleep(15)
+    assert world.lines()[-1]["seen"]["revision"] == world.served.etcd.store.revision
+    await running
+    world.served.etcd.store.compact(world.served.etcd.store.revision)
+    await world.follow()
+    assert not [one for one in world.lines() if "hole" in one]
 
 
-def test_a_store_that_went_back_ends_it(audited):
+@audited
+async def test_a_store_that_went_back_ends_it(world: Audited):
     """What was written is not in its past: another file has to begin."""
-
-    async def scene(world: Audited) -> None:
-        with world.file.open("a") as file:
-            file.write(encode_line(SeenLine(10_000)))
-        with pytest.raises(StoreWentBack, match="and 10000 was written already"):
-            await world.follow()
-
-    audited(scene)
+    with world.file.open("a") as file:
+        file.write(encode_line(SeenLine(10_000)))
+    with pytest.raises(StoreWentBack, match="and 10000 was written already"):
+        await world.follow()
 
 
-def test_a_renamed_file_is_followed_by_another(audited, tmp_path):
-
-    async def scene(world: Audited) -> None:
-        running = asyncio.ensure_future(world.follow(60))
-        await asyncio.sleep(5)
-        await change(world, 1)
-        await asyncio.sleep(5)
-        world.file.rename(tmp_path / "old")
-        await change(world, 2)
-        await running
-        new, old = world.lines(), (tmp_path / "old").read_text()
-        assert next(line for line in new if "key" in line)["record"]["changes"][0]["after"]["spec"]["priority"] == 2
-        assert new[0]["begin"]["after"] == json.loads(old.splitlines()[-1])["revision"]
-        world.file.write_text(old + world.file.read_text())
-        assert keys_in(world) == keys_of(world)
-        assert await world.verify() == []
-
-    audited(scene)
+@audited
+async def test_a_renamed_file_is_followed_by_another(world: Audited, tmp_path):
+    running = asyncio.ensure_future(world.follow(60))
+    await asyncio.sleep(5)
+    await change(world, 1)
+    await asyncio.sleep(5)
+    world.file.rename(tmp_path / "old")
+    await change(world, 2)
+    await running
+    new, old = world.lines(), (tmp_path / "old").read_text()
+    assert next(line for line in new if "key" in line)["record"]["changes"][0]["after"]["spec"]["priority"] == 2
+    assert new[0]["begin"]["after"] == json.loads(old.splitlines()[-1])["revision"]
+    world.file.write_text(old + world.file.read_text())
+    assert keys_in(world) == keys_of(world)
+    assert await world.verify() == []
 
 
 def test_a_file_has_one_writer(tmp_path):

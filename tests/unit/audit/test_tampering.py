@@ -13,7 +13,7 @@ from registry.tools.audit.lines import RubbishLine, decode_line
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
 from tests.support.records import KEYS
-from tests.unit.audit.conftest import Audited
+from tests.unit.audit.conftest import Audited, audited
 
 Tamper = Callable[[Audited], Awaitable[Any]]
 Edit = Callable[[list[Any]], Any]
@@ -48,21 +48,18 @@ WRITTEN: dict[str, tuple[list[tuple[bytes, dict[str, Any] | None]], str]] = {
 
 
 @pytest.mark.parametrize(("steps", "told"), WRITTEN.values(), ids=WRITTEN)
-def test_what_is_written_past_the_admin_service_is_found(audited, steps, told):
+@audited
+async def test_what_is_written_past_the_admin_service_is_found(world: Audited, steps, told):
     """A5 tamper-evident."""
-
-    async def scene(world: Audited) -> None:
-        third, stood = world.audits()[2], {kv.key: kv.value for kv in world.kvs(b"")}
-        for key, fields in ((third.key if key == THIRD else key, fields) for key, fields in steps):
-            if fields is None:
-                await world.delete(key)
-            else:
-                value = stood.get(key, stood[A])
-                await world.put(key, json.loads(value) | fields if fields else value)
-        found = [f"{one}" for one in await world.verify()]
-        assert any(told in one for one in found), found
-
-    audited(scene)
+    third, stood = world.audits()[2], {kv.key: kv.value for kv in world.kvs(b"")}
+    for key, fields in ((third.key if key == THIRD else key, fields) for key, fields in steps):
+        if fields is None:
+            await world.delete(key)
+        else:
+            value = stood.get(key, stood[A])
+            await world.put(key, json.loads(value) | fields if fields else value)
+    found = [f"{one}" for one in await world.verify()]
+    assert any(told in one for one in found), found
 
 
 async def removed_trail(world: Audited) -> None:
@@ -123,15 +120,12 @@ IN_ETCD: dict[Tamper, str] = {
 
 
 @pytest.mark.parametrize("tamper", IN_ETCD)
-def test_each_way_to_tamper_in_etcd_is_found(audited, tamper):
+@audited
+async def test_each_way_to_tamper_in_etcd_is_found(world: Audited, tamper):
     """A5 tamper-evident."""
-
-    async def scene(world: Audited) -> None:
-        await tamper(world)
-        found = [f"{one}" for one in await world.verify()]
-        assert any(IN_ETCD[tamper] in one for one in found), found
-
-    audited(scene)
+    await tamper(world)
+    found = [f"{one}" for one in await world.verify()]
+    assert any(IN_ETCD[tamper] in one for one in found), found
 
 
 def edit_of(number: int, **more: Any) -> Edit:
@@ -178,67 +172,56 @@ IN_FILE: dict[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("name", IN_FILE)
-def test_each_way_to_tamper_with_the_file_is_found(audited, name):
+@audited
+async def test_each_way_to_tamper_with_the_file_is_found(world: Audited, name):
     """A5 tamper-evident."""
     edit, told = IN_FILE[name]
-
-    async def scene(world: Audited) -> None:
-        lines = world.lines()
-        edit(lines)
-        world.rewrite(lines)
-        found = [f"{one}" for one in await world.verify()]
-        assert any(told in one for one in found), found
-
-    audited(scene)
+    lines = world.lines()
+    edit(lines)
+    world.rewrite(lines)
+    found = [f"{one}" for one in await world.verify()]
+    assert any(told in one for one in found), found
 
 
-def test_an_untouched_store_has_no_findings_whatever_becomes_of_it(audited):
+@audited
+async def test_an_untouched_store_has_no_findings_whatever_becomes_of_it(world: Audited):
     """A5 tamper-evident: changes of all kinds, records that expire, compactions, and lines that are behind."""
-
-    async def scene(world: Audited) -> None:
-        assert await world.verify() == []
-        call = world.served.call
-        await call("RollbackAdapter", pb.RollbackAdapterRequest(pool="p", name="acme/a", to_generation=1))
-        await call("ApplyAdapters", change_set(put("acme/b", uri="file:///new")))
-        await call("ApplyAdapters", change_set(put("acme/b", uri="file:///new"), retry=True))
-        await call("ApplyAdapters", change_set(drop("other/c"), drop("acme/a"), drop("acme/b")))
-        await call("DeletePool", pb.DeletePoolRequest(name="p"))
-        await world.served.make_pool("q")
-        await call("ApplyAdapters", change_set(put("acme/a"), pool="q"))
-        await world.follow()
-        assert await world.verify() == []
-        world.served.etcd.store.compact(world.served.etcd.store.revision)
-        assert await world.verify() == []
-        for kv in world.audits()[:4]:
-            await world.delete(kv.key)
-        assert await world.verify(days=31) == [], "their time is up"
-        assert len(await world.verify(days=29)) >= 4
-
-    audited(scene)
+    assert await world.verify() == []
+    call = world.served.call
+    await call("RollbackAdapter", pb.RollbackAdapterRequest(pool="p", name="acme/a", to_generation=1))
+    await call("ApplyAdapters", change_set(put("acme/b", uri="file:///new")))
+    await call("ApplyAdapters", change_set(put("acme/b", uri="file:///new"), retry=True))
+    await call("ApplyAdapters", change_set(drop("other/c"), drop("acme/a"), drop("acme/b")))
+    await call("DeletePool", pb.DeletePoolRequest(name="p"))
+    await world.served.make_pool("q")
+    await call("ApplyAdapters", change_set(put("acme/a"), pool="q"))
+    await world.follow()
+    assert await world.verify() == []
+    world.served.etcd.store.compact(world.served.etcd.store.revision)
+    assert await world.verify() == []
+    for kv in world.audits()[:4]:
+        await world.delete(kv.key)
+    assert await world.verify(days=31) == [], "their time is up"
+    assert len(await world.verify(days=29)) >= 4
 
 
-def test_lines_may_be_a_moment_behind(audited):
+@audited
+async def test_lines_may_be_a_moment_behind(world: Audited):
     """A record of a refusal is written up to an hour after it."""
-
-    async def scene(world: Audited) -> None:
-        await world.served.call("ApplyAdapters", change_set(put("acme/n")))
-        await world.deny(timedelta(minutes=50))
-        assert await world.verify(minutes=0) == []
-        assert len(await world.verify()) == 2
-
-    audited(scene)
+    await world.served.call("ApplyAdapters", change_set(put("acme/n")))
+    await world.deny(timedelta(minutes=50))
+    assert await world.verify(minutes=0) == []
+    assert len(await world.verify()) == 2
 
 
-def test_a_file_that_begins_later_is_told_so(audited):
-    async def scene(world: Audited) -> None:
-        after = world.audits()[-1].mod_revision
-        world.file.unlink()
-        await world.served.call("ApplyAdapters", change_set(put("acme/n")))
-        await world.follow(after=after)
-        assert await world.verify(after=after) == []
-        assert (await world.verify())[0].where == "line 1"
-
-    audited(scene)
+@audited
+async def test_a_file_that_begins_later_is_told_so(world: Audited):
+    after = world.audits()[-1].mod_revision
+    world.file.unlink()
+    await world.served.call("ApplyAdapters", change_set(put("acme/n")))
+    await world.follow(after=after)
+    assert await world.verify(after=after) == []
+    assert (await world.verify())[0].where == "line 1"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"revision": "1"}', '{"begin": {}}', "{" * 100_000])

@@ -63,41 +63,6 @@ async def test_what_failed_before_the_time_ran_out_is_named(failures, says):
     assert (str(caught.value), caught.value.maybe_applied) == (says, True)
 
 
-class Member:
-    """Knows one token, which it gives to whoever logs in; with any other a call is refused in its way."""
-
-    def __init__(self, refusal: type[EtcdError], knows: str) -> None:
-        self._refusal = refusal
-        self._knows = knows
-        self.heard: list[str | None] = []
-
-    async def call(self, method: Any, request: Any, *, deadline: float, token: str | None) -> Any:
-        """See `MemberConnection.call`."""
-        if isinstance(request, rpc.AuthenticateRequest):
-            return rpc.AuthenticateResponse(token=self._knows)
-        self.heard.append(token)
-        if token != self._knows:
-            raise self._refusal("refused")
-        return rpc.RangeResponse(count=7)
-
-
-@pytest.mark.parametrize("refusal", [EtcdUnauthenticated, EtcdPermissionDenied])
-@pytest.mark.parametrize("user", ["lora", None])
-@virtual
-async def test_a_token_that_the_server_forgot_is_asked_for_anew_and_once(refusal, user):
-    """R13 static-stable: old servers call it "permission denied". Whoever has no token has nothing to renew."""
-    options = ClientOptions(("a:1",), user=user, password=(lambda: "p") if user else None)
-    calls, member = MemberCalls(options, random.Random(1)), Member(refusal, "new")
-    calls.login._token = "old"  # noqa: S105 - of the test
-    if user is None:
-        with pytest.raises(refusal):
-            await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
-        assert member.heard == [None]
-        return
-    reply = await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
-    assert (reply.count, member.heard) == (7, ["old", "new"])
-
-
 class Tries:
     """What is tried of a call, on which member and with how much time; each try fails with this."""
 
@@ -375,12 +340,12 @@ async def test_a_server_that_has_no_users_needs_no_token():
 
 
 class Held:
-    """A connection that has to be held by whoever calls."""
+    """A connection that has to be held by whoever calls, to a member that knows one token."""
 
     endpoint = "a:1"
 
-    def __init__(self, fails: Exception | None) -> None:
-        self.inside, self._fails = 0, fails
+    def __init__(self, knows: str | None, fails: Exception) -> None:
+        self.inside, self._knows, self._fails = 0, knows, fails
         self.heard: list[str | None] = []
 
     async def __aenter__(self) -> None:
@@ -392,26 +357,42 @@ class Held:
     def has_old_files(self) -> bool:
         return False
 
-    async def call(self, *_: object, deadline: float, token: str | None) -> rpc.RangeResponse:
+    async def call(self, _method: object, request: object, *, deadline: float, token: str | None) -> Any:
+        """See `MemberConnection.call`."""
         assert (deadline > 0, self.inside) == (True, 1), "who retires it meanwhile would cut the call"
+        if isinstance(request, rpc.AuthenticateRequest):
+            return rpc.AuthenticateResponse(token=self._knows)
         self.heard.append(token)
-        if self._fails is not None:
+        if token != self._knows:
             raise self._fails
         return rpc.RangeResponse(count=7)
 
 
-@pytest.mark.parametrize("fails", [None, KeyError("of ours")])
-@pytest.mark.parametrize("token", ["old", None])
+FORGOTTEN = [EtcdUnauthenticated("refused"), EtcdPermissionDenied("refused")]
+
+
+@pytest.mark.parametrize(
+    ("token", "knows", "fails", "heard"),
+    [
+        *((one, one, KeyError("never"), [one]) for one in ("old", None)),
+        *((one, "new", KeyError("of ours"), [one]) for one in ("old", None)),
+        *(("old", "new", error, ["old", "new"]) for error in FORGOTTEN),
+        *((None, "new", error, [None]) for error in FORGOTTEN),
+    ],
+)
 @virtual
-async def test_a_connection_is_held_while_a_call_is_under_way(token, fails):
-    """X3, R12: one that another call gives up is closed after the last; a fault of ours is no reason to log in."""
+async def test_a_call_holds_its_connection_and_asks_once_for_a_token_that_the_server_forgot(token, knows, fails, heard):
+    """R13 static-stable, X3, R12: old servers call it "permission denied"; who has none has nothing to renew.
+
+    A connection that another call gives up is closed after the last; a fault of ours is no reason to log in.
+    """
     options = ClientOptions(("a:1",), user="lora" if token else None, password=(lambda: "p") if token else None)
-    calls, held = MemberCalls(options, random.Random(1)), Held(fails)
+    calls, held = MemberCalls(options, random.Random(1)), Held(knows, fails)
     calls.login._token = token
     calls.connections.to = lambda _: held  # type: ignore[method-assign,assignment,return-value]
-    if fails:
-        with pytest.raises(KeyError):
-            await calls.ask("a:1", RANGE, rpc.RangeRequest(), 5.0)
-    else:
+    if heard[-1] == knows:
         assert (await calls.ask("a:1", RANGE, rpc.RangeRequest(), 5.0)).count == 7
-    assert (held.inside, held.heard) == (0, [token])
+    else:
+        with pytest.raises(type(fails)):
+            await calls.ask("a:1", RANGE, rpc.RangeRequest(), 5.0)
+    assert (held.inside, held.heard) == (0, heard)

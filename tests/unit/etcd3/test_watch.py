@@ -32,6 +32,8 @@ class PlayedMember:
         takes_after: seconds until the stream takes a message.
         told: what the stream says next; an error ends it, and so does None, as the server does.
         asked: when it was asked for progress.
+        logins: the tokens that were refused before.
+        waits: how long is waited for each login and call.
     """
 
     answers_after: float = 0.0
@@ -39,16 +41,30 @@ class PlayedMember:
     takes_after: float = 0.0
     told: asyncio.Queue[rpc.WatchResponse | BaseException | None] = field(default_factory=asyncio.Queue)
     asked: list[float] = field(default_factory=list)
+    logins: list[str | None] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
     endpoint: str = "m0"
     is_done: bool = False
+    closed: int = 0
 
     def stream(self, _method: object, *, timeout_seconds: float | None, token: str | None) -> PlayedMember:
         assert (timeout_seconds, token) == (None, TOKEN)
         return self
 
+    async def token(self, connection: object, *, deadline: float, stale: str | None) -> str:
+        """Of a login, which it is, too."""
+        assert connection is self
+        self.logins.append(stale)
+        self.waits.append(deadline - now())
+        return TOKEN
+
+    async def close(self) -> None:
+        self.closed += 1
+
     async def call(self, method: object, request: object, *, deadline: float, token: str | None) -> object:
         """Answers by its deadline, or fails."""
         assert token == TOKEN
+        self.waits.append(deadline - now())
         if now() + self.answers_after > deadline:
             await asyncio.sleep(deadline - now())
             raise Timeout("no answer", maybe_applied=False)
@@ -191,35 +207,6 @@ async def test_a_stream_that_has_ended_is_not_asked_for_progress():
         assert member.asked == []
 
 
-class Opened:
-    """A login, and the connection that it is for."""
-
-    endpoint = "m0"
-
-    def __init__(self, refusal: EtcdError | None) -> None:
-        self.asked: list[tuple[str, object]] = []
-        self.closed = 0
-        self._refusal = refusal
-
-    async def token(self, connection: object, *, deadline: float, stale: str | None) -> str:
-        assert (connection, deadline) == (self, now() + 3.0)
-        self.asked.append(("token", stale))
-        return TOKEN
-
-    async def call(self, method: object, _request: object, *, deadline: float, token: str | None) -> object:
-        assert (method, deadline) == (STATUS, now() + 3.0)
-        self.asked.append(("version", token))
-        if self._refusal is not None:
-            raise self._refusal
-        return rpc.StatusResponse(version="3.5.30")
-
-    def stream(self, *_: object, **__: object) -> PlayedMember:
-        return PlayedMember()
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
 @pytest.mark.parametrize(
     ("refusal", "version"),
     [
@@ -236,12 +223,11 @@ async def test_a_watch_replaces_what_was_refused_and_waits_for_no_member_for_lon
 
     A member whose version is unknown is taken for an old one.
     """
-    opened = Opened(refusal)
+    opened = PlayedMember(refusal=refusal)
     monkeypatch.setattr("registry.etcd3.watch.MemberConnection", lambda *_: opened)
     async with open_watch("m0", None, opened, "old") as stream:  # type: ignore[arg-type]
         assert (stream.token, stream.server_version, opened.closed) == (TOKEN, version, 0)
-    assert opened.asked == [("token", "old"), ("version", TOKEN)]
-    assert opened.closed == 1
+    assert (opened.logins, opened.waits, opened.closed) == (["old"], [3.0, 3.0], 1)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,14 @@ class Kept:
         return RememberedReplicas.parse(self.etcd.store.kvs[KEYS.members(POOL)].value).members[name].last_known
 
 
+async def keeping(etcd: PlayedEtcd, *alive: str) -> Kept:
+    """A keeper that knows of a pool, and of those who live in it."""
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive(*alive)
+    await asyncio.sleep(SOON)
+    return kept
+
+
 def left(replica: str) -> bytes:
     return LeftReplica(pool=POOL, replica=replica, incarnation="i", at=rfc3339(EPOCH)).to_bytes()
 
@@ -120,9 +128,7 @@ async def test_who_comes_is_remembered_and_who_goes_is_missed_for_a_day(etcd: Pl
 
 @played
 async def test_who_ended_in_order_is_missed_by_nobody_whatever_stands_beside_its_mark(etcd: PlayedEtcd):
-    kept = Kept(etcd, POOL)
-    await kept.replicas.alive("r1", "r2")
-    await asyncio.sleep(SOON)
+    kept = await keeping(etcd, "r1", "r2")
     etcd.store.put(KEYS.left(POOL, "r0"), b"?")
     etcd.store.put(KEYS.left(POOL, "r1"), left("r1"))
     etcd.store.put(KEYS.left("q", "r2"), left("r2"))
@@ -163,9 +169,7 @@ async def test_of_who_is_gone_it_is_written_what_it_told_last(etcd: PlayedEtcd):
 
 @played
 async def test_who_went_while_nobody_looked_is_told_as_it_was_known_to_live(etcd: PlayedEtcd):
-    first = Kept(etcd, POOL)
-    await first.replicas.alive("r1", "r2")
-    await asyncio.sleep(SOON)
+    first = await keeping(etcd, "r1", "r2")
     first.task.cancel()
     await first.replicas.says("r1", 48)
     await first.replicas.gone("r1", "r2")
@@ -179,9 +183,7 @@ async def test_who_went_while_nobody_looked_is_told_as_it_was_known_to_live(etcd
 @played
 async def test_what_etcd_has_compacted_is_missed_by_nobody(etcd: PlayedEtcd):
     """R12: who is gone is written all the same."""
-    first = Kept(etcd, POOL)
-    await first.replicas.alive("r1")
-    await asyncio.sleep(SOON)
+    first = await keeping(etcd, "r1")
     first.task.cancel()
     await first.replicas.gone("r1")
     etcd.store.compact(etcd.store.revision)
@@ -192,9 +194,7 @@ async def test_what_etcd_has_compacted_is_missed_by_nobody(etcd: PlayedEtcd):
 
 @played
 async def test_of_a_pool_that_is_gone_nobody_is_remembered(etcd: PlayedEtcd):
-    kept = Kept(etcd, POOL)
-    await kept.replicas.alive("r1")
-    await asyncio.sleep(SOON)
+    kept = await keeping(etcd, "r1")
     etcd.store.delete(KEYS.pool(POOL))
     await asyncio.sleep(SOON)
     assert (KEYS.members(POOL) in etcd.store.kvs, kept.told) == (False, {})
@@ -256,9 +256,7 @@ def meddle(etcd: PlayedEtcd, before: Callable[[Any], object] = id, after: Callab
 @played
 async def test_nothing_is_concluded_from_what_is_not_known(etcd: PlayedEtcd, unknown):
     """R9: whose presence was not read is not gone; and a number of the missing that is a guess is told to nobody."""
-    first = Kept(etcd, POOL)
-    await first.replicas.alive("r1")
-    await asyncio.sleep(SOON)
+    first = await keeping(etcd, "r1")
     first.task.cancel()
     await first.replicas.alive("r2")
 
@@ -274,9 +272,7 @@ async def test_nothing_is_concluded_from_what_is_not_known(etcd: PlayedEtcd, unk
 
 @played
 async def test_while_etcd_is_away_nobody_is_missed(etcd: PlayedEtcd):
-    kept = Kept(etcd, POOL)
-    await kept.replicas.alive("r1")
-    await asyncio.sleep(SOON)
+    kept = await keeping(etcd, "r1")
     etcd.links["m0"].set_way(Way.REFUSED)
     looks = kept.looks
     await asyncio.sleep(WHILE)
@@ -314,9 +310,7 @@ async def refused_to_forget(kept: Kept, name: str) -> RegistryError:
 
 @played
 async def test_who_is_dead_is_forgotten_and_nobody_else(etcd: PlayedEtcd):
-    kept = Kept(etcd, POOL)
-    await kept.replicas.alive("r1", "r2", "r3")
-    await asyncio.sleep(SOON)
+    kept = await keeping(etcd, "r1", "r2", "r3")
     await kept.replicas.gone("r2", "r3")
     await asyncio.sleep(SOON)
     lives, unknown = await refused_to_forget(kept, "r1"), await refused_to_forget(kept, "r9")
@@ -333,9 +327,7 @@ async def test_who_is_dead_is_forgotten_and_nobody_else(etcd: PlayedEtcd):
 @played
 async def test_who_forgets_while_others_come_is_told_to_try_again_and_changes_nothing(etcd: PlayedEtcd):
     """R1: else a replica that came in between would be forgotten with it."""
-    kept = Kept(etcd, POOL)
-    await kept.replicas.alive("r1")
-    await asyncio.sleep(SOON)
+    kept = await keeping(etcd, "r1")
     await kept.replicas.gone("r1")
     await asyncio.sleep(SOON)
     kept.task.cancel()

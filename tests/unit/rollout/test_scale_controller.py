@@ -20,12 +20,13 @@ NAME = "acme/a"
 BY_LOAD = Placement(replicas=2, by_load=ByLoad(max=4, per_replica=10))
 
 
-def says(etcd: PlayedEtcd, replica: str, in_flight: float | None) -> None:
-    """A replica says that it lives, and how many requests it has; None: that it does not know."""
+def say(etcd: PlayedEtcd, in_flight: float | None, *replicas: str) -> None:
+    """Replicas say that they live, and how many requests each has; None: that they do not know."""
     rows = [AdapterLoad(name=NAME, in_flight=in_flight)] if in_flight else []
     load = None if in_flight is None else ReportedLoad(adapters=rows)
-    stand(etcd, KEYS.replica(POOL, replica), presence(replica, by_reports=True).to_bytes())
-    stand(etcd, KEYS.status(POOL, replica), replica_status(replica, 1, load=load).to_bytes())
+    for replica in replicas:
+        stand(etcd, KEYS.replica(POOL, replica), presence(replica, by_reports=True).to_bytes())
+        stand(etcd, KEYS.status(POOL, replica), replica_status(replica, 1, load=load).to_bytes())
 
 
 def record(etcd: PlayedEtcd, name: str = NAME) -> AdapterRecord:
@@ -45,8 +46,7 @@ def audits(etcd: PlayedEtcd) -> list[dict[str, Any]]:
 async def test_two_services_take_one_step_a_minute_and_each_is_audited_once(etcd: PlayedEtcd):
     """W6, W7: the generation stays, and the reason stands in record and audit."""
     services = begin(etcd, 2)
-    for replica in ("r1", "r2", "r3", "r4", "r5"):
-        says(etcd, replica, 11.0)
+    say(etcd, 11.0, "r1", "r2", "r3", "r4", "r5")
     await services[0].apply(placement=BY_LOAD)
     await asyncio.sleep(59)
     assert number(etcd) == 2
@@ -68,19 +68,17 @@ async def test_two_services_take_one_step_a_minute_and_each_is_audited_once(etcd
 @played
 async def test_it_goes_down_once_all_tell_and_a_publish_leaves_it_as_it_is(etcd: PlayedEtcd):
     (one,) = begin(etcd)
-    for replica in ("r1", "r2", "r3"):
-        says(etcd, replica, 11.0)
+    say(etcd, 11.0, "r1", "r2", "r3")
     await one.apply(placement=BY_LOAD)
     await asyncio.sleep(120)
     assert number(etcd) == 3
     await one.apply("v2", placement=BY_LOAD)
     assert (record(etcd).generation, number(etcd)) == (2, 3)
-    says(etcd, "r1", None)
-    for replica in ("r2", "r3"):
-        says(etcd, replica, 0)
+    say(etcd, None, "r1")
+    say(etcd, 0, "r2", "r3")
     await asyncio.sleep(900)
     assert number(etcd) == 3, "one of them may have requests"
-    says(etcd, "r1", 0)
+    say(etcd, 0, "r1")
     await asyncio.sleep(170)
     assert number(etcd) == 3
     await asyncio.sleep(30)
@@ -92,9 +90,7 @@ async def test_it_goes_down_once_all_tell_and_a_publish_leaves_it_as_it_is(etcd:
 @played
 async def test_it_follows_a_pool_only_while_it_has_such_an_adapter(etcd: PlayedEtcd):
     (one,) = begin(etcd)
-    says(etcd, "r1", 25.0)
-    says(etcd, "r2", 25.0)
-    says(etcd, "r3", 25.0)
+    say(etcd, 25.0, "r1", "r2", "r3")
     await one.apply(placement=Placement(replicas=2))
     await asyncio.sleep(200)
     assert record(etcd).scaled is None
@@ -110,8 +106,7 @@ async def test_it_follows_a_pool_only_while_it_has_such_an_adapter(etcd: PlayedE
 @played
 async def test_what_etcd_or_somebody_refuses_is_tried_again(etcd: PlayedEtcd):
     (one,) = begin(etcd)
-    for replica in ("r1", "r2", "r3"):
-        says(etcd, replica, 11.0)
+    say(etcd, 11.0, "r1", "r2", "r3")
     refusals: list[Exception] = [
         Unavailable(Reason.ETCD_UNAVAILABLE, "away"),
         InvalidArgument(Reason.REQUEST_ID_REUSED, "taken"),
