@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,10 @@ RETRY = Backoff(base_seconds=0.5, cap_seconds=15.0)
 _log = structlog.get_logger()
 
 
+# The name of an adapter, and what is to be done with it; False: it was refused. Raises Unavailable: outcome unknown.
+Doing = tuple[str, Callable[[], Awaitable[bool]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """The parts that all pool controllers share.
@@ -89,6 +93,18 @@ class Shared:
         except RegistryError as error:
             _log.info(refused, **about, reason=error.reason, message=error.message)
             return error.reason
+
+    async def do_each(self, due: Iterable[Doing], *, failed: str) -> bool:
+        """Does what is due; False: not all of it could be done. An unknown outcome is logged as `failed`."""
+        done = True
+        for name, do in due:
+            try:
+                done = await do() and done
+            except Unavailable as error:
+                # Of no other is anything known either, before it is known what became of this one.
+                _log.warning(failed, name=name, reason=error.reason, message=error.message)
+                return False
+        return done
 
 
 class PoolController:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 import structlog
@@ -18,7 +19,7 @@ import structlog
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.informer import SharedInformer
 from registry.etcd3.ops import Event, KeyValue, Put, Range, Txn, absent, mod_is
-from registry.model.errors import Reason, RegistryError, Unavailable
+from registry.model.errors import Reason, RegistryError
 from registry.rollout.ages import (
     ClockReading,
     EndingAdapters,
@@ -118,7 +119,8 @@ class ExpiryController:
         reading = self._reading = read_clock(self._reading, next(iter(informer.kvs.values()), None), now())
         await self._judge(records, reading)
         left = {one.kv.key: self._left(one, reading) for one in records}
-        done = await self._end([one for one in records if left[one.kv.key] <= 0])
+        due = [(one.name, partial(self._delete, one)) for one in records if left[one.kv.key] <= 0]
+        done = await self._shared.do_each(due, failed="adapter_not_expired")
         done = await self._tick(reading, records) and done
         ending = self._ending.all
         again_at = [now() + seconds for key, seconds in left.items() if seconds > 0 and key in ending]
@@ -166,18 +168,6 @@ class ExpiryController:
         members = next(iter(read.kvs), None)
         over = (one for one in due if is_over(one, snapshot, members, reading))
         return frozenset((one.kv.key, one.kv.mod_revision) for one in over)
-
-    async def _end(self, due: list[EndingRecord]) -> bool:
-        """Deletes what has ended; False: not all of it could be."""
-        done = True
-        for one in due:
-            try:
-                done = await self._delete(one) and done
-            except Unavailable as error:
-                # Of no other is anything known either, before it is known what became of this one.
-                _log.warning("adapter_not_expired", name=one.name, reason=error.reason, message=error.message)
-                return False
-        return done
 
     async def _delete(self, one: EndingRecord) -> bool:
         """Deletes one; False: it was refused. Raises Unavailable: outcome unknown."""

@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.errors import Reason, Unavailable
+from registry.model.errors import Reason
 from registry.rollout.controller import RETRY, Shared, now, woken
 from registry.rollout.policy import scaling_request_id
 from registry.rollout.pool import PoolSnapshot
@@ -89,8 +89,9 @@ class ScaleController:
             return None
         found = self._scaled.of(pool)
         self._attempts = {key: count for key, count in self._attempts.items() if not self._is_gone(key, pool)}
-        due = [(one, step) for one in list(found.values()) if (step := self._step(one, snapshot, pool)) is not None]
-        done = await self._act(due)
+        looked = [(one, self._step(one, snapshot, pool)) for one in list(found.values())]
+        due = [(one.record.name, partial(self._take, one, step)) for one, step in looked if step is not None]
+        done = await self._shared.do_each(due, failed="adapter_not_scaled")
         self._failures = 0 if done else self._failures + 1
         later = [at for one in self._scaled.of(pool).values() if (at := again_at(one.seen)) > now()]
         if not done:
@@ -104,18 +105,6 @@ class ScaleController:
         seen, step = look(one.seen, one.within, demand_of(one.record, snapshot), now())
         self._scaled.saw(pool, one.kv.key, seen)
         return step
-
-    async def _act(self, due: list[tuple[ScaledRecord, ScaleStep]]) -> bool:
-        """Takes the steps that are due; False: not all of them could be taken."""
-        done = True
-        for one, step in due:
-            try:
-                done = await self._take(one, step) and done
-            except Unavailable as error:
-                # Of no other is anything known either, before it is known what became of this one.
-                _log.warning("adapter_not_scaled", name=one.record.name, reason=error.reason, message=error.message)
-                return False
-        return done
 
     async def _take(self, one: ScaledRecord, step: ScaleStep) -> bool:
         """Takes one step; False: it was refused. Raises Unavailable: outcome unknown."""

@@ -13,7 +13,6 @@ from registry.etcd3.informer import SharedInformer, SharedInformerFactory
 from registry.etcd3.ops import Event, KeyValue, prefix_end
 from registry.etcd3.reflector import Reflector
 from registry.etcd3.stream import Changed, Listed, Progressed, Resume
-from registry.model.errors import NotFound, Reason
 from registry.model.keys import Keys
 from registry.rollout.pool import PoolSnapshot
 from registry.rollout.pool_reader import PoolReader, follow_pool, read_pool
@@ -21,6 +20,7 @@ from registry.rollout.status import Question, Rollout, derive_rollout, needs_roo
 from registry.runtime.clock import Deadline
 from registry.store.failures import compacted
 from registry.store.reader import Reader
+from registry.transactions.decode import no_adapter
 
 _LOOK_SECONDS = 10.0
 _FROM_NOW = "watch from 0 to get the present state first"
@@ -98,11 +98,7 @@ class AdapterStreams:
         if record is None:
             await self._reader.pool(question.pool, deadline)
             if not question.generation:
-                raise NotFound(
-                    Reason.ADAPTER_NOT_FOUND,
-                    f"there is no adapter {question.name!r} in pool {question.pool!r}",
-                    field="name",
-                )
+                raise no_adapter(question.pool, question.name)
         return None if needs_room(question, record, pool) else derive_rollout(question, record, pool)
 
     async def _rollouts(self, question: Question) -> AsyncGenerator[Rollout, None]:

@@ -26,6 +26,7 @@ from registry.transactions.decode import (
     RecordT,
     engine_hosts_of,
     generation_of_key,
+    no_adapter,
     present_adapter,
     present_pool,
     read_adapter,
@@ -109,7 +110,7 @@ class Reader:
         """
         found = await self._range(Range(self._keys.adapter(pool, name)), deadline)
         if not found.kvs:
-            raise await self._nothing(_no_adapter(pool, name), pool, deadline)
+            raise await self._nothing(no_adapter(pool, name), pool, deadline)
         return present_adapter(ReadSet(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, name)
 
     async def adapters(
@@ -143,7 +144,7 @@ class Reader:
         found = await self._range(Range(self._keys.adapter(pool, name)), deadline)
         past = await self._range(Range(prefix, prefix_end(prefix), revision=found.revision), deadline)
         if not found.kvs and not past.kvs:
-            raise await self._nothing(_no_adapter(pool, name), pool, deadline)
+            raise await self._nothing(no_adapter(pool, name), pool, deadline)
         view = ReadSet(found.revision, (), {kv.key: kv for kv in found.kvs}, {prefix: past.kvs})
         return _history(stored_adapter(view, self._keys, pool, name), past.kvs)
 
@@ -213,7 +214,7 @@ class Reader:
             read = Range(
                 last + b"\0", prefix_end(prefix), limit=_PASSED_AT_ONCE, revision=token.revision, keys_only=True
             )
-            found = await self._in_one_message(read, deadline)
+            found = await self.some(read, deadline)
             for kv in found.kvs:
                 if sees(name_of_key(last_part(kv.key))):
                     return replace(token, after=last), passed
@@ -266,10 +267,6 @@ class Reader:
         if not page.kvs:
             await self.pool(pool, deadline)
         return page
-
-    async def some(self, read: Range, deadline: Deadline) -> RangeResult:
-        """The first keys of a range, as many as are asked for and one message takes."""
-        return await self._in_one_message(read, deadline)
 
     async def replica(self, pool: str, replica: str, deadline: Deadline) -> ReplicaValues:
         """One live replica.
@@ -354,7 +351,7 @@ class Reader:
         """All keys below a prefix as they stood at a revision."""
         read = Range(prefix, prefix_end(prefix), limit=_SCAN_PAGE, revision=revision, keys_only=keys_only)
         while True:
-            found = await self._in_one_message(read, deadline)
+            found = await self.some(read, deadline)
             for kv in found.kvs:
                 yield kv
             if not found.more:
@@ -373,12 +370,15 @@ class Reader:
             raise no_page_token()
         start = token.after + b"\0" if token else first or prefix
         revision = token.revision if token else 0
-        result = await self._in_one_message(Range(start, prefix_end(prefix), limit=size, revision=revision), deadline)
+        result = await self.some(Range(start, prefix_end(prefix), limit=size, revision=revision), deadline)
         at = revision or result.revision
         return Page(at, result.kvs, PageToken(at, result.kvs[-1].key) if result.more else None)
 
-    async def _in_one_message(self, read: Range, deadline: Deadline) -> RangeResult:
-        """As many keys as one message takes: values that others than us wrote may have 1.5 MiB each."""
+    async def some(self, read: Range, deadline: Deadline) -> RangeResult:
+        """The first keys of a range, as many as are asked for and one message takes.
+
+        Values that others than us wrote may have 1.5 MiB each.
+        """
         while read.limit > 1:
             try:
                 return await self._client.range(read, timeout_seconds=deadline.spend())
@@ -406,10 +406,6 @@ def _replica_values(presence: KeyValue, status: KeyValue | None, hosts: tuple[st
 
 def _anything(_record: Stored) -> bool:
     return True
-
-
-def _no_adapter(pool: str, name: str) -> NotFound:
-    return NotFound(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {name!r} in pool {pool!r}", field="name")
 
 
 def _no_replica(pool: str, replica: str) -> NotFound:

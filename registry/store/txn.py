@@ -256,7 +256,7 @@ class TxnRunner:
     async def _carry_out(self) -> Settled:
         try:
             await self._take_leases()
-            return await self._by_guess() or await self._by_reading()
+            return await self._by_guess() or await self._from(await self._read())
         except NoSpace as error:
             known = await self._known()
             if known is None:
@@ -290,9 +290,6 @@ class TxnRunner:
         if sent.result.succeeded:
             return Settled(planned.reply, sent.result.revision)
         return await self._from(self._seen(sent))
-
-    async def _by_reading(self) -> Settled:
-        return await self._from(await self._read())
 
     async def _from(self, view: ReadSet) -> Settled:
         """Plans from a true view, and from those that follow, until it is settled."""

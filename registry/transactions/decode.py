@@ -5,9 +5,9 @@ A future schema is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Generic, TypeVar, assert_never
 
 from registry.etcd3.ops import KeyValue, OpResult, Range, RangeResult, SortTarget, prefix_end
@@ -202,13 +202,26 @@ def present_pool(view: ReadSet, keys: Keys, pool: str, *, field: str = "pool") -
     """
     kv = view.key(keys.pool(pool))
     if kv is None:
-        raise NotFound(
-            Reason.POOL_NOT_FOUND, f"there is no pool {pool!r}; create it, or list the pools there are", field=field
-        )
+        raise no_pool(pool, field=field)
+    return _present(read_pool, kv, "replace it whole, as loraplane pool update --base-model … does")
+
+
+def no_pool(pool: str, *, field: str) -> NotFound:
+    """The refusal of what is about a pool that is not there."""
+    message = f"there is no pool {pool!r}; create it, or list the pools there are"
+    return NotFound(Reason.POOL_NOT_FOUND, message, field=field)
+
+
+def no_adapter(pool: str, name: str, *, field: str = "name") -> NotFound:
+    """The refusal of what is about an adapter that is not there."""
+    return NotFound(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {name!r} in pool {pool!r}", field=field)
+
+
+def _present(read: Callable[[KeyValue], RecordT], kv: KeyValue, remedy: str) -> Present[RecordT]:
     try:
-        return Present(read_pool(kv), kv.mod_revision)
+        return Present(read(kv), kv.mod_revision)
     except FailedPrecondition as error:
-        raise named(error, kv, "replace it whole, as loraplane pool update --base-model … does") from error
+        raise named(error, kv, remedy) from error
 
 
 def present_adapter(view: ReadSet, keys: Keys, pool: str, name: str) -> Present[AdapterRecord]:
@@ -220,11 +233,8 @@ def present_adapter(view: ReadSet, keys: Keys, pool: str, name: str) -> Present[
     """
     kv = view.key(keys.adapter(pool, name))
     if kv is None:
-        raise NotFound(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {name!r} in pool {pool!r}", field="name")
-    try:
-        return Present(read_adapter(pool, kv), kv.mod_revision)
-    except FailedPrecondition as error:
-        raise named(error, kv, "apply or delete the adapter to replace it") from error
+        raise no_adapter(pool, name)
+    return _present(partial(read_adapter, pool), kv, "apply or delete the adapter to replace it")
 
 
 def retired_record(kv: KeyValue) -> RetiredRecord:
@@ -233,10 +243,8 @@ def retired_record(kv: KeyValue) -> RetiredRecord:
     Raises:
         FailedPrecondition: it cannot be read.
     """
-    try:
-        return RetiredRecord.parse(kv.value)
-    except FailedPrecondition as error:
-        raise named(error, kv, "choose another generation of the adapter's history") from error
+    read = _present(lambda kv: RetiredRecord.parse(kv.value), kv, "choose another generation of the adapter's history")
+    return read.record
 
 
 def stored_tenant(view: ReadSet, keys: Keys, tenant: str) -> Present[TenantRecord] | Absent:
@@ -248,11 +256,8 @@ def stored_tenant(view: ReadSet, keys: Keys, tenant: str) -> Present[TenantRecor
     kv = view.key(keys.tenant(tenant))
     if kv is None:
         return Absent()
-    try:
-        return Present(read_tenant(kv), kv.mod_revision)
-    except FailedPrecondition as error:
-        form = TenantRecord(name=tenant).to_bytes().decode()
-        raise named(error, kv, f"put {form} there by hand, with the number of its adapters") from error
+    form = TenantRecord(name=tenant).to_bytes().decode()
+    return _present(read_tenant, kv, f"put {form} there by hand, with the number of its adapters")
 
 
 def snapshot_of(state: Present[RecordT] | Damaged | Absent) -> dict[str, object] | None:

@@ -22,6 +22,7 @@ from registry.transactions.decode import (
     Present,
     ReadSet,
     any_in,
+    no_pool,
     present_pool,
     shown,
     snapshot_of,
@@ -40,7 +41,7 @@ def pool_reads(change: PoolChange, keys: Keys) -> tuple[Range, ...]:
     """Inputs of the plan of a pool's change, or of an order to one of its replicas."""
     match change:
         case DeletePool():
-            return _delete_reads(change, keys)
+            return (Range(keys.pool(change.name)), any_in(keys.adapters(change.name)))
         case CreatePool() | UpdatePool():
             return _put_reads(change, keys)
         case ConfirmRemovals():
@@ -55,10 +56,6 @@ def _put_reads(change: CreatePool | UpdatePool, keys: Keys) -> tuple[Range, ...]
     named = (Range(keys.adapter(change.name, model)) for model in change.base_models)
     content = (any_in(keys.adapters(change.name)),) if isinstance(change, UpdatePool) else ()
     return (Range(keys.pool(change.name)), *named, *content)
-
-
-def _delete_reads(change: DeletePool, keys: Keys) -> tuple[Range, ...]:
-    return (Range(keys.pool(change.name)), any_in(keys.adapters(change.name)))
 
 
 def plan_pool(change: PoolChange, view: ReadSet, context: Context) -> Planned:
@@ -150,9 +147,7 @@ def plan_delete_pool(change: DeletePool, view: ReadSet, context: Context) -> Pla
 def _existing(name: str, field: str, view: ReadSet, context: Context) -> Present[PoolSpec] | Damaged:
     match stored_pool(view, context.keys, name):
         case Absent():
-            raise NotFound(
-                Reason.POOL_NOT_FOUND, f"there is no pool {name!r}; create it, or list the pools there are", field=field
-            )
+            raise no_pool(name, field=field)
         case state:
             return state
 

@@ -19,7 +19,7 @@ from typing import TypeVar, assert_never
 
 from registry.etcd3.ops import Compare, Delete, Op, Put
 from registry.model.audit import AuditChange
-from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
+from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Reason
 from registry.model.names import check_not_base, tenant_of
 from registry.model.placement import Member
 from registry.model.records import (
@@ -39,7 +39,7 @@ from registry.model.stored import MAX_RECORD_BYTES, Part
 from registry.transactions.builder import put_record
 from registry.transactions.canaries import rollout_of
 from registry.transactions.context import Context, StepTarget, adapter_key, as_it_stands, check_etag
-from registry.transactions.decode import Absent, Damaged, Present, shown, snapshot_of
+from registry.transactions.decode import Absent, Damaged, Present, no_adapter, shown, snapshot_of
 from registry.transactions.supported import check_engine_can, check_expected
 
 HISTORY_KEPT = 10
@@ -148,11 +148,7 @@ def _removed(target: StepTarget, context: Context) -> tuple[AdapterOutcome, tupl
             outcome = AdapterOutcome(outcome="deleted", name=target.name, record=None, etag=revision)
             return outcome, retire_value(target.pool.name, target.name, generation, value, context)
         case Absent():
-            raise NotFound(
-                Reason.ADAPTER_NOT_FOUND,
-                f"there is no adapter {target.name!r} in pool {target.pool.name!r}",
-                field=target.name_field,
-            )
+            raise no_adapter(target.pool.name, target.name, field=target.name_field)
     assert_never(target.state)
 
 

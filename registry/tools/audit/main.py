@@ -56,7 +56,7 @@ def follow(
     A file is gone on with where it ends: no record has two lines, and none is left out. It may be renamed away at any
     time, and the next lines begin a new one. What a compaction of etcd took before it was read is told by a line.
     """
-    settings = _settings(reach)
+    settings = reach.settings(PROGRAM)
     configure_logging()
     supervise(PROGRAM, _follow(settings, out, after), {OutputUnusable: EXIT_USAGE, StoreWentBack: EXIT_UNAVAILABLE})
 
@@ -88,7 +88,7 @@ def verify(
     ] = USUAL_RETENTION.audit_seconds,
 ) -> None:
     """Compare lines of follow with etcd: what was removed, rewritten, invented, or changed without a record."""
-    settings, lines = _settings(reach), [line for file in files for line in _lines(file)]
+    settings, lines = reach.settings(PROGRAM), [line for file in files for line in _lines(file)]
     now = datetime.now(UTC)
     retention = timedelta(seconds=audit_retention), timedelta(days=DENIAL_DAYS)
     try:
@@ -139,13 +139,6 @@ async def read_audited(
     is_whole = not any(isinstance(step, HistoryBase) for step in steps)
     found_there = [one for one in fold.findings if one.guarantee in _OF_THE_AUDIT]
     return store, [one for one in found_there if is_whole or one.revision > fold.first_revision]
-
-
-def _settings(reach: EtcdReach) -> DaemonSettings:
-    try:
-        return reach.settings()
-    except ValueError as problem:
-        fail(PROGRAM, EXIT_USAGE, str(problem))
 
 
 def _lines(file: Path) -> Iterator[AuditLine]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -34,11 +35,7 @@ def export(
     from_revision: Annotated[int, flag_of_daemon("--from-revision", "First revision.", min=1)] = 1,
 ) -> None:
     """Write what happened in etcd since a revision, or since the last compaction, to a file."""
-    etcd, prefix = reach.etcd, reach.prefix
-    try:
-        settings = reach.settings()
-    except ValueError as problem:
-        fail(PROGRAM, EXIT_USAGE, str(problem))
+    etcd, prefix, settings = reach.etcd, reach.prefix, reach.settings(PROGRAM)
     try:
         steps = asyncio.run(_read(settings, from_revision))
     except (EtcdError, TimeoutError, ValueError) as error:
@@ -53,11 +50,8 @@ def export(
 
 
 async def _read(settings: DaemonSettings, from_revision: int) -> list[Step]:
-    client = Client(settings.client_options())
-    try:
+    async with aclosing(Client(settings.client_options())) as client:
         return await read_history(client, settings.prefix, from_revision=from_revision)
-    finally:
-        await client.aclose()
 
 
 def verify(

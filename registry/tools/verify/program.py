@@ -67,13 +67,9 @@ class EtcdReach:
     etcd_password_file: Annotated[Path | None, flag_of_daemon("--etcd-password-file", "Its password.")] = None
     insecure: Annotated[bool, flag_of_daemon("--insecure", "Send the password unencrypted over the network.")] = False
 
-    def settings(self) -> DaemonSettings:
-        """The same, checked.
-
-        Raises:
-            ValueError: they cannot be used; the message names the flag.
-        """
+    def settings(self, program: str) -> DaemonSettings:
+        """The same, checked; the program ends where they cannot be used."""
         try:
             return DaemonSettings.model_validate(asdict(self))
         except ValidationError as problem:
-            raise ValueError(complaint_of(problem)) from problem
+            fail(program, EXIT_USAGE, complaint_of(problem))
