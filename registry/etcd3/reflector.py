@@ -29,7 +29,6 @@ class Reflector:
     Args:
         key, range_end: a prefix and its `prefix_end`, or a single key and an empty `range_end`.
         resume: a state that the caller has; without one the first reflection is a `Listed`.
-        page_size: keys per page of a list.
         denied_retry_seconds: between tries while etcd refuses us, which time alone seldom heals.
         compare_every_seconds: how often, give or take a quarter, to list although nothing demands it; None: never.
     """
@@ -42,7 +41,6 @@ class Reflector:
         *,
         resume: Resume | None = None,
         rng: random.Random,
-        page_size: int = 1000,
         denied_retry_seconds: float = 30.0,
         compare_every_seconds: float | None = None,
     ) -> None:
@@ -50,7 +48,6 @@ class Reflector:
         self._key = key
         self._range_end = range_end
         self._rng = rng
-        self._page_size = page_size
         self._denied_retry_seconds = denied_retry_seconds
         self._compare_every_seconds = compare_every_seconds
         self._rotation = Rotation(client.options.endpoints, rng)
@@ -89,7 +86,7 @@ class Reflector:
                 yield reflection
 
     async def _list(self, cause: ListCause) -> Listed:
-        listing = await self._client.list_range(self._key, self._range_end, page_size=self._page_size)
+        listing = await self._client.list_range(self._key, self._range_end)
         now = Mark(listing.revision, listing.cluster_id, listing.raft_term)
         if self._mark.went_back(now):
             cause = ListCause.WENT_BACK
