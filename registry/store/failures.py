@@ -19,52 +19,63 @@ from registry.model.errors import (
 _Make = Callable[[str], RegistryError]
 
 
-def _make(kind: Callable[[Reason, str], RegistryError], reason: Reason, what: str) -> _Make:
-    return lambda message: kind(reason, f"{what}: {message}")
+def _unavailable(message: str) -> RegistryError:
+    return Unavailable(Reason.ETCD_UNAVAILABLE, f"etcd does not answer, nothing was changed: {message}")
 
 
-_AWAY = _make(Unavailable, Reason.ETCD_UNAVAILABLE, "etcd does not answer, nothing was changed")
-_DENIED = _make(
-    PermissionDenied, Reason.ETCD_PERMISSION, "etcd refuses the admin service; check its user, role and certificates"
-)
-_NO_SPACE = _make(
-    ResourceExhausted,
-    Reason.ETCD_NO_SPACE,
-    "etcd has used up its quota: compact and defragment it, or raise --quota-backend-bytes, and disarm",
-)
-_COMPACTED = _make(
-    FailedPrecondition,
-    Reason.REVISION_COMPACTED,
-    "etcd no longer keeps that revision; start again from the present one",
-)
-_FUTURE = _make(
-    FailedPrecondition,
-    Reason.REVISION_COMPACTED,
-    "etcd has not reached that revision; start again from the present one",
-)
-_TOO_LARGE = _make(
-    InvalidArgument,
-    Reason.TOO_LARGE,
-    "etcd takes no transaction of that size; --max-txn-ops of the admin service must not exceed etcd's",
-)
-_INTERNAL = _make(Internal, Reason.INTERNAL, "etcd did not understand the admin service")
+def _denied(message: str) -> RegistryError:
+    return PermissionDenied(
+        Reason.ETCD_PERMISSION, f"etcd refuses the admin service; check its user, role and certificates: {message}"
+    )
+
+
+def _no_space(message: str) -> RegistryError:
+    return ResourceExhausted(
+        Reason.ETCD_NO_SPACE,
+        f"etcd has used up its quota: compact and defragment it, or raise --quota-backend-bytes, and disarm: {message}",
+    )
+
+
+def _compacted(message: str) -> RegistryError:
+    return FailedPrecondition(
+        Reason.REVISION_COMPACTED, f"etcd no longer keeps that revision; start again from the present one: {message}"
+    )
+
+
+def _future(message: str) -> RegistryError:
+    return FailedPrecondition(
+        Reason.REVISION_COMPACTED, f"etcd has not reached that revision; start again from the present one: {message}"
+    )
+
+
+def _too_large(message: str) -> RegistryError:
+    return InvalidArgument(
+        Reason.TOO_LARGE,
+        f"etcd takes no transaction of that size; --max-txn-ops of the admin service must not exceed etcd's: {message}",
+    )
+
+
+def _internal(message: str) -> RegistryError:
+    return Internal(Reason.INTERNAL, f"etcd did not understand the admin service: {message}")
+
+
 REFUSALS: Mapping[type[etcd.EtcdError], _Make] = {
-    etcd.EtcdUnavailable: _AWAY,
-    etcd.TlsFailed: _DENIED,
-    etcd.Timeout: _AWAY,
-    etcd.NoLeader: _AWAY,
-    etcd.TooManyRequests: _AWAY,
-    etcd.LeaseExpired: _AWAY,
-    etcd.WatchCanceled: _AWAY,
-    etcd.OtherCluster: _AWAY,
-    etcd.Compacted: _COMPACTED,
-    etcd.FutureRevision: _FUTURE,
-    etcd.EtcdUnauthenticated: _DENIED,
-    etcd.EtcdPermissionDenied: _DENIED,
-    etcd.RequestTooLarge: _TOO_LARGE,
-    etcd.ResponseTooLarge: _INTERNAL,
-    etcd.NoSpace: _NO_SPACE,
-    etcd.EtcdInvalidArgument: _INTERNAL,
+    etcd.EtcdUnavailable: _unavailable,
+    etcd.TlsFailed: _denied,
+    etcd.Timeout: _unavailable,
+    etcd.NoLeader: _unavailable,
+    etcd.TooManyRequests: _unavailable,
+    etcd.LeaseExpired: _unavailable,
+    etcd.WatchCanceled: _unavailable,
+    etcd.OtherCluster: _unavailable,
+    etcd.Compacted: _compacted,
+    etcd.FutureRevision: _future,
+    etcd.EtcdUnauthenticated: _denied,
+    etcd.EtcdPermissionDenied: _denied,
+    etcd.RequestTooLarge: _too_large,
+    etcd.ResponseTooLarge: _internal,
+    etcd.NoSpace: _no_space,
+    etcd.EtcdInvalidArgument: _internal,
 }
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -139,12 +140,16 @@ def test_every_fault_is_played_by_tests_that_exist():
     assert {path for path in named if not (ROOT / "tests" / path).exists()} == set()
 
 
+def alerts() -> list[dict[str, Any]]:
+    rules = yaml.safe_load((ROOT / "compose/prometheus/alerts.yml").read_text())
+    return [rule for group in rules["groups"] for rule in group["rules"]]
+
+
 def test_each_alert_is_in_the_operations_page_and_the_other_way_round():
     """Whoever is woken by an alert finds what to do; names stand there in brackets."""
-    rules = yaml.safe_load((ROOT / "compose/prometheus/alerts.yml").read_text())
     lists = re.findall(r"\[((?:[A-Z]\w+)(?:[ ,\n][^\]]*)?)\](?!\()", (ROOT / "docs/operations.md").read_text())
     told = {name for one in lists for name in re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]*)+\b", one)}
-    assert {rule["alert"] for group in rules["groups"] for rule in group["rules"]} == told
+    assert {rule["alert"] for rule in alerts()} == told
 
 
 def test_each_alert_links_to_the_section_that_names_it():
@@ -152,8 +157,7 @@ def test_each_alert_links_to_the_section_that_names_it():
     page = ROOT / "docs/operations.md"
     sections = re.split(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
     told = {anchor(heading): text for heading, text in zip(sections[1::2], sections[2::2], strict=True)}
-    rules = yaml.safe_load((ROOT / "compose/prometheus/alerts.yml").read_text())
-    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+    for rule in alerts():
         file, _, heading = rule["annotations"]["runbook_url"].partition("#")
         assert (file, re.search(rf"\b{rule['alert']}\b", told.get(heading, ""))) != (file, None), rule["alert"]
         assert file == "docs/operations.md"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,24 +32,20 @@ LAYOUT = StackLayout(EngineKind.SIM, REPLICAS, {name: port for port, name in enu
 class PlayedStack(Stack):
     """Parts are running or not; nothing else."""
 
-    def __init__(self, root: Path, did: list[str]) -> None:
+    def __init__(self, root: Path) -> None:
         super().__init__(Folder(root), LAYOUT)
-        self.did, self.running = did, {part.name for part in self.parts}
+        self.running = {part.name for part in self.parts}
 
     def start(self, name: str) -> None:
-        self.did.append(f"start {name}")
         self.running.add(name)
 
-    def kill(self, name: str, verb: str = "kill") -> None:
-        self.did.append(f"{verb} {name}")
+    def kill(self, name: str) -> None:
         self.running.discard(name)
 
     def stop(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.kill(name, "stop")
+        self.running -= {*names}
 
     def wait_ready(self, names: Iterable[str], timeout_seconds: float = 0.0) -> None:
-        self.did += [f"ready {name}" for name in names]
         require({*names} <= self.running, f"{names} do not run")
 
 
@@ -58,14 +53,12 @@ class PlayedWorld(World):
     """Everything converges at once: what is served is what was asked for. `lies` are replicas that say otherwise."""
 
     def __init__(self, root: Path) -> None:
-        self.did: list[str] = []
-        super().__init__(PlayedStack(root, self.did), REFERENCE, lambda line: self.did.append(f": {line.strip()}"))
+        self.told: list[str] = []
+        super().__init__(PlayedStack(root), REFERENCE, lambda line: self.told.append(line.strip()))
         self.lies: set[str] = set()
 
     def run(self, *arguments: str) -> str:
-        if arguments[0] == "apply":
-            require(Path(arguments[2]).exists(), "there is nothing to apply")
-        self.did.append(f"$ {' '.join(arguments[:2])}")
+        self.told.append(f"$ {' '.join(arguments[:2])}")
         return ""
 
     def run_fails(self, *arguments: str) -> bool:
@@ -73,7 +66,6 @@ class PlayedWorld(World):
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[Any]:
-        self.did.append(f"$ {' '.join(arguments[:2])} &")
         yield SimpleNamespace(
             poll=lambda: 0 if "ended" in self.lies else None,
             communicate=lambda timeout: ("added sql-old\nserved by r1, r2\n", "no such pool"),
@@ -93,35 +85,24 @@ class PlayedWorld(World):
         return {"note": "", "served": {"count": len(self.served)}, "observed_revision": at, "stale": stale}
 
     def check_answers(self, replicas: Iterable[str] | None = None) -> None:
-        of = [*(replicas or self.replicas)]
-        like = (name if name == one else f"{name}={one}" for name, one in sorted(self.served.items()))
-        self.did.append(f"answers {' '.join(of)}: {' '.join(like)}")
-        require(all(f"engine-{one}" in self.stack.running for one in of), "it does not run")
+        self.told.append(f"answers like {self.served['sql']}")
+        require(all(f"engine-{one}" in self.stack.running for one in replicas or self.replicas), "it does not run")
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch) -> PlayedWorld:
-    made = PlayedWorld(tmp_path)
-
-    def at_once(check: Callable[[], bool], what: str) -> None:
-        made.did.append(f"await {what}")
-        require(check(), what)
-
-    monkeypatch.setattr(demo, "await_", at_once)
+    monkeypatch.setattr(demo, "await_", lambda check, what: require(check(), what))
     monkeypatch.setattr(demo, "ask", lambda *_: AnswerRefused(404, ""))
-    return made
-
-
-LEFT = "sql=sql-v2 support"
+    return PlayedWorld(tmp_path)
 
 
 def play(world: PlayedWorld, step: str, served: str) -> list[str]:
-    """What a step does and tells after `served` are."""
+    """What a step tells after `served` are, and what it runs."""
     world.served = {name: "sql-v2" if name == "sql" and step != "swap" else name for name in served.split()}
     if step == "etcd_back":
         world.stack.running.discard("etcd")
     next(one for _, one in demo.STEPS if one.__name__ == step)(world)
-    return [re.sub(r"-?\d+\.\d", "#", line) for line in world.did]
+    return world.told
 
 
 FAILS = {
@@ -172,10 +153,10 @@ def test_a_swap_is_watched_by_traffic_and_one_that_is_mixed_fails(world, monkeyp
             play(world, "swap", "legal sql support")
         return
     assert play(world, "swap", "legal sql support") == [
-        *("await answers of the old generation", "$ set sql", "await answers of the new generation"),
-        ": r1 during the swap: 5 old, 5 new, 0 neither, 0 failed",
-        f": r2 during the swap: 6 old, 5 new, 0 neither, 1 failed ({LOST})",
-        "answers r1 r2: legal sql=sql-v2 support",
+        "$ set sql",
+        "r1 during the swap: 5 old, 5 new, 0 neither, 0 failed",
+        f"r2 during the swap: 6 old, 5 new, 0 neither, 1 failed ({LOST})",
+        "answers like sql-v2",
     ]
 
 
@@ -186,14 +167,6 @@ def test_a_deleted_one_is_missing_everywhere(world, monkeypatch, answer):
     monkeypatch.setattr(demo, "ask", lambda _, url, name, prompt: urls[url] if name == "legal" else None)
     with pytest.raises(StepFailed, match="r2 answers 404 for legal"):
         play(world, "delete_one", "legal sql support")
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch) -> Path:
-    """The folder that a demonstration makes; it catches no signals of ours."""
-    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: ((tmp_path / "d").mkdir(), str(tmp_path / "d"))[1])
-    return tmp_path / "d"
 
 
 def completion(answer: EngineAnswer) -> dict[str, Any]:

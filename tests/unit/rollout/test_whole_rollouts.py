@@ -24,7 +24,7 @@ from registry.rollout.policy import (
     decide,
     soaking,
 )
-from registry.rollout.pool import REMEMBERED, PoolSnapshot, PoolValues, read_presence, renew
+from registry.rollout.pool import REMEMBERED, LiveReplica, PoolSnapshot, PoolValues, read_presence, renew
 from registry.rollout.status import (
     Question,
     ReplicaFailure,
@@ -60,7 +60,8 @@ from tests.unit.rollout.test_canary_rollout import (
     status,
 )
 
-MISSING = {"name": NAME, "generation": 2, "reason": "source_missing", "message": "not there", "attempts": 1}
+WHEN = "2026-01-01T00:00:00Z"
+MISSING = {"name": NAME, "generation": 2, "reason": "source_missing", "message": "", "attempts": 1, "retry_at": WHEN}
 SOON = [Pending(name=NAME, generation=2, reason="staging")]
 
 
@@ -87,9 +88,7 @@ NOWHERE = "; none of them has its files, and neither has its source: put them ba
 
 def test_files_that_nobody_has_are_told_once_all_say_so():
     """A roll-back to what a trainer rotated away: R13, all go on with what they served."""
-    gone = status(
-        failed=[Failed(**(MISSING | {"retry_at": "2026-01-01T00:00:00Z"}))], kept=[Kept(name=NAME, generation=1)]
-    )
+    gone = status(failed=[Failed(**MISSING)], kept=[Kept(name=NAME, generation=1)])
     everywhere = derive(record(NAME, 2), **dict.fromkeys(("r0", "r1", "r2", "r3"), gone))
     assert (everywhere.done, everywhere.waiting) == (False, f"4 of 4 replicas do not serve it yet{NOWHERE}")
     assert {one.kept for one in everywhere.replicas} == {1}
@@ -178,12 +177,8 @@ def test_the_stage_of_a_rollout_follows_from_its_canaries(allowed, refuse, pendi
     assert found.stage is stage
     assert (found.done, found.failure) == (False, None)
     halted = derive(canaried(strategy, halted="why"), **dict(zip((FIRST, SECOND), told, strict=False)))
-    assert (halted.stage, halted.done, halted.failure, halted.waiting) == (
-        RolloutStage.HALTED,
-        True,
-        ReplicaFailure.HALTED,
-        "",
-    )
+    end = RolloutStage.HALTED, True, ReplicaFailure.HALTED, ""
+    assert (halted.stage, halted.done, halted.failure, halted.waiting) == end
 
 
 def test_only_canaries_are_waited_for_also_those_that_are_out_of_sight():
@@ -400,22 +395,22 @@ def test_a_status_that_is_ahead_waits_where_it_should():
     assert observed(PoolSnapshot(POOL), live("r1"), holds_back=True) is None
     again = KeyValue(KEYS.replica(POOL, "r1"), presence("r1").to_bytes(), 1, 9, 1, LEASE + 1)
     assert observed(known, again, holds_back=True) is None
-    theirs = by_key(says("r1", 6, LEASE + 1))
-    both = renew(known, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
-    assert both.status == says("r1", 5), "what the sidecar before it said of that engine still is so"
+
+    def next_one(base: PoolSnapshot, **fields: object) -> LiveReplica:
+        """The next process, as it is known once its first status is ahead."""
+        theirs = by_key(says("r1", 6, LEASE + 1, **fields))
+        return renew(base, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
+
+    assert next_one(known).status == says("r1", 5), "what the sidecar before it said of that engine still is so"
     past = PoolValues(by_key(again), by_key(says("r1", 5)), {}, revision=5, holds_back=True, alone=frozenset())
-    step = renew(known, past)
-    both = renew(step, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
+    both = next_one(renew(known, past))
     assert both.status == says("r1", 5), "also where its presence is taken over a step before its status"
     engine = replica_status("r1", 6).engine
-    for other in (engine.model_copy(update={"incarnation": one}) for one in ("another", "")):
-        theirs = by_key(says("r1", 6, LEASE + 1, engine=other))
-        both = renew(known, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
+    for incarnation in ("another", ""):
+        both = next_one(known, engine=engine.model_copy(update={"incarnation": incarnation}))
         assert (both.status, both.reading) == (None, None), "what was said of another engine is over"
     damaged = by_key(KeyValue(KEYS.status(POOL, "r1"), b"{", 1, 4, 1, LEASE))
-    unread = renew(PoolSnapshot(POOL), PoolValues(by_key(live("r1")), damaged, {}, revision=5))
-    theirs = by_key(says("r1", 6, LEASE + 1))
-    both = renew(unread, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
+    both = next_one(renew(PoolSnapshot(POOL), PoolValues(by_key(live("r1")), damaged, {}, revision=5)))
     assert (both.status, both.reading) == (None, None), "what cannot be read is of no engine"
     stale = by_key(says("r1", 6, stale=True))
     values = PoolValues(by_key(live("r1")), stale, {}, revision=5, holds_back=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import pytest
 
 from registry.etcd3.errors import EtcdUnavailable, ResponseTooLarge
@@ -45,6 +47,11 @@ class Store(Author):
         assert isinstance(found, RangeResult)
         return found
 
+    def fill(self, *names: str) -> None:
+        """Unreadable records under these names."""
+        self.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in names)))
+        self.asked.clear()
+
     def lives(self, name: str, *, says: bool, pool: str = POOL) -> None:
         """A replica, which has reported or not."""
         ops = [Put(KEYS.replica(pool, name), presence(name, pool).to_bytes(), LEASE)]
@@ -63,6 +70,13 @@ def store() -> Store:
 @pytest.fixture
 def reader(store) -> Reader:
     return Reader(store, KEYS)
+
+
+async def missing(call: Awaitable[object]) -> Reason:
+    """Why there is nothing to be read."""
+    with pytest.raises(NotFound) as told:
+        await call
+    return told.value.reason
 
 
 def soon() -> Deadline:
@@ -132,9 +146,7 @@ async def test_a_list_of_a_pool_that_is_not_there_is_refused_at_its_first_page(s
         reader.adapters("gone", parse_filter(""), 5, None, soon()),
         reader.replicas("gone", 5, None, soon()),
     ):
-        with pytest.raises(NotFound) as told:
-            await listing
-        assert told.value.reason is Reason.POOL_NOT_FOUND
+        assert await missing(listing) is Reason.POOL_NOT_FOUND
     token = PageToken(7, KEYS.adapters("gone"))
     assert (await reader.adapters("gone", parse_filter(""), 5, token, soon())).records == ()
     assert (await reader.replicas("gone", 5, PageToken(7, KEYS.replicas("gone")), soon()))[1] == []
@@ -203,9 +215,7 @@ async def test_the_audit_trail_from_an_id_on(store, reader, monkeypatch):
     assert await shown("", 50) == ids[:2]
     store.change(creating("quiet"))
     assert (await reader.audit("quiet", "z", 5, None, soon())).kvs == ()
-    with pytest.raises(NotFound) as told:
-        await reader.audit("gone", "", 5, None, soon())
-    assert told.value.reason is Reason.POOL_NOT_FOUND
+    assert await missing(reader.audit("gone", "", 5, None, soon())) is Reason.POOL_NOT_FOUND
     store.change(DeletePool("quiet"))
     assert len((await reader.audit("quiet", "", 5, None, soon())).kvs) == 2, "W7: who deleted it stands at its end"
 
@@ -219,9 +229,7 @@ async def test_one_replica(store, reader):
         assert (last_part(found.presence.key), found.status is not None, found.engine_hosts) == (name, says, ())
         assert [one.revision for one in store.asked] == [0, *[store.etcd.revision] * 2]
     for pool, reason in ((POOL, Reason.REPLICA_NOT_FOUND), ("gone", Reason.POOL_NOT_FOUND)):
-        with pytest.raises(NotFound) as told:
-            await reader.replica(pool, "r3", soon())
-        assert told.value.reason is reason
+        assert await missing(reader.replica(pool, "r3", soon())) is reason
 
 
 async def test_pages_of_replicas_with_what_each_says(store, reader, monkeypatch):
@@ -294,8 +302,7 @@ async def test_no_call_returns_more_than_the_interface_says(store, reader):
 async def test_a_filter_that_nothing_passes_ends_after_so_many_records(store, reader):
     """R16 bounded: the token says where the next call goes on; parts of 500 are read for it."""
     names = [f"n{number:04}" for number in range(5_100)]
-    store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in names)))
-    store.asked.clear()
+    store.fill(*names)
     page = await reader.adapters(POOL, parse_filter("tenant=nobody"), 7, None, soon())
     assert (page.records, page.unreadable) == ((), tuple(names[:5_000]))
     assert page.token == PageToken(store.etcd.revision, KEYS.adapter(POOL, names[4_999]))
@@ -307,7 +314,7 @@ async def test_a_filter_that_nothing_passes_ends_after_so_many_records(store, re
 async def test_a_page_ends_at_no_record_that_its_reader_does_not_see(store, reader):
     """A2 deny-by-default: the token names the record at which it ends."""
     names = [f"n{number:04}" for number in range(5_600)]
-    store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in names)))
+    store.fill(*names)
     page = await reader.adapters(POOL, parse_filter(""), 7, None, soon(), lambda name: name in {"n0000", "n5499"})
     assert (page.unreadable, page.token) == (("n0000", "n5499"), None)
     page = await reader.adapters(POOL, parse_filter(""), 7, None, soon(), lambda name: name == "n0000")
@@ -325,8 +332,7 @@ async def test_of_what_is_not_seen_keys_alone_are_read_and_not_without_end(store
     monkeypatch.setattr(reader_module, "_PASSED_AT_MOST", 4)
     monkeypatch.setattr(reader_module, "_PASSED_AT_ONCE", 2)
     names = [f"n{number:02}" for number in range(20)]
-    store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in names)))
-    store.asked.clear()
+    store.fill(*names)
     found: list[str] = []
     tokens: list[PageToken | None] = [None]
     while len(tokens) == 1 or tokens[-1] is not None:
@@ -349,8 +355,7 @@ async def test_a_tenant_that_is_not_seen_is_passed_by_at_once(store, reader, mon
     monkeypatch.setattr(reader_module, "_SCAN_PAGE", 2)
     monkeypatch.setattr(reader_module, "_PASSED_AT_ONCE", 2)
     names = [f"{tenant}/n{number:02}" for tenant in ("b", "c-d", "c") for number in range(20)]
-    store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in ("a/x", *names, "c0", "d/x"))))
-    store.asked.clear()
+    store.fill("a/x", *names, "c0", "d/x")
     listing = reader.adapters(POOL, parse_filter(""), 2, None, soon(), lambda name: name[0] == "d" or name == "c0")
     page = await listing
     assert (page.unreadable, page.token) == (("c0", "d/x"), None)

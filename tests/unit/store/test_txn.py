@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from itertools import count, pairwise
+from typing import Any
 
 import pytest
 
@@ -84,11 +85,9 @@ async def change(
     return await by.change(what, caller, Deadline.of(seconds), validate_only=dry)
 
 
-async def refused(
-    by: Writer, what: Change, request_id: str = "", *, dry: bool = False, repeats: bool = False, seconds: float = 30
-) -> RegistryError:
+async def refused(by: Writer, what: Change, request_id: str = "", **more: Any) -> RegistryError:
     with pytest.raises(RegistryError) as told:
-        await change(by, what, request_id, dry=dry, repeats=repeats, seconds=seconds)
+        await change(by, what, request_id, **more)
     return told.value
 
 
