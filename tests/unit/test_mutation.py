@@ -17,7 +17,6 @@ from tests.support.mutation import executed as measuring
 from tests.support.mutation import trial
 from tests.support.mutation.__main__ import Results, drawn, kept, unit_tests
 from tests.support.mutation.executed import Executed, NotMeasured, importers, product_files
-from tests.support.mutation.forks import replaced
 from tests.support.mutation.kinds import Mutation, mutations
 from tests.support.mutation.page import REASONS, kept_reasons, page, score
 from tests.support.mutation.trial import Copy, Trial, chosen_tests, try_out
@@ -213,26 +212,6 @@ def test_a_change_may_do_anything(tree, collected, monkeypatch, body, outcome):
     copy = collected()
     assert try_out(found_in(tree, "(b > a)"), copy, EXECUTED).outcome == outcome
     assert try_out(found_in(tree, "(a >= b)"), copy, EXECUTED).outcome == "survived"
-
-
-@pytest.mark.parametrize(
-    ("after", "is_in_place"),
-    [
-        ("def f(a=1):\n    return lambda: 2\n", True),
-        ("def f(a=1):\n    return 2\n", True),
-        ("\n\ndef f(a=1):\n    return lambda: 1\n", True),
-        ("def f(a=2):\n    return lambda: 1\n", False),
-        ("def f(a=1):\n    return lambda: 1\nX = 1\n", False),
-    ],
-    ids=["of a function in it", "with none in it", "moved", "of a default", "of the module"],
-)
-def test_what_can_be_put_into_functions_that_are_there(after, is_in_place):
-    before, changed = (compile(text, "a.py", "exec") for text in ("def f(a=1):\n    return lambda: 1\n", after))
-    codes = replaced(before, changed)
-    assert (codes is not None) == is_in_place
-    if codes:
-        (old, new), *_ = codes.items()
-        assert (old.co_name, new.co_name, new.co_consts) == ("f", "f", changed.co_consts[1].co_consts)
 
 
 def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
@@ -42,23 +40,6 @@ def test_files_that_share_an_engine_come_first_and_play_on_one_worker():
     for files in (order._WITH_THE_PLUGIN, order._WITHOUT_IT):
         assert len({scheduler._split_scope(f"{file}::test_it") for file in files}) == 1
     assert scheduler._split_scope("tests/unit/test_a.py::test_a") == "tests/unit/test_a.py"
-
-
-def test_the_last_worker_computes_while_the_others_wait_and_nobody_is_idle():
-    files = ["tests/contract/test_a.py", "tests/unit/test_b.py", "tests/unit/test_c.py", "tests/e2e/test_d.py"]
-    scheduler = order.ByEngine.__new__(order.ByEngine)
-    scheduler.workqueue = OrderedDict((file, {f"{file}::test_it": False}) for file in files)
-    waits, computes = mock.Mock(name="waits"), mock.Mock(name="computes")
-    scheduler.assigned_work = {waits: {}, computes: {}}
-    scheduler.registered_collections = {worker: [f"{file}::test_it" for file in files] for worker in (waits, computes)}
-    for worker in (waits, computes, waits, waits):
-        scheduler._assign_work_unit(worker)
-    assert [*scheduler.assigned_work[computes]] == ["tests/unit/test_b.py"]
-    assert [*scheduler.assigned_work[waits]] == [
-        "tests/contract/test_a.py",
-        "tests/e2e/test_d.py",
-        "tests/unit/test_c.py",
-    ]
 
 
 def test_what_was_collected_is_not_looked_through_for_garbage_again():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-MODULE, SCRIPT = "registry.tools.devstack.reference", "tests.support.reference"
+MODULE = "registry.tools.devstack.reference"
 VOCABULARY = 11
 CERTAIN = 3.0
 LIKELIEST = CERTAIN - math.log(math.exp(CERTAIN) + VOCABULARY - 1)
 OTHERS = LIKELIEST - CERTAIN
-STEPS = {"/base": 1, "/a": 2, "/b": 3}
+STEPS = {"/base": 1, "/a": 2}
 
 
 class Numbers(np.ndarray[Any, Any]):
@@ -92,8 +91,8 @@ def log_softmax(logits: Any, dim: int) -> Any:
 
 
 @pytest.fixture
-def script(monkeypatch) -> Any:
-    """The script, with torch, PEFT and transformers that a test plays."""
+def expected(monkeypatch) -> Any:
+    """What answers are expected by torch, PEFT and transformers that a test plays."""
     monkeypatch.setattr(sys.modules[__name__], "played", Played())
     torch, peft, transformers = (ModuleType(name) for name in ("torch", "peft", "transformers"))
     kinds = {"float32": "float32", "bfloat16": "bfloat16"}
@@ -108,66 +107,29 @@ def script(monkeypatch) -> Any:
     )
     for module in (torch, peft, transformers):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    for module in (MODULE, SCRIPT):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    made = importlib.import_module(SCRIPT)
-    made.expected = importlib.import_module(MODULE).expected  # type: ignore[attr-defined]
-    for module in (MODULE, SCRIPT):
-        monkeypatch.delitem(sys.modules, module)
-    return made
-
-
-def tokens(answer: Sequence[dict[str, float]]) -> list[float]:
-    assert [one["logprob"] for one in answer] == pytest.approx([LIKELIEST] * len(answer))
-    return [one["token"] for one in answer]
-
-
-def test_each_adapter_answers_each_prompt_on_a_base_of_its_own(script):
-    """What an adapter changes in its base must not reach the answers of another, nor those of the base."""
-    found = script.reference("/base", {"one": "/a", "two": "/b"}, ["ab", "c"], 3)
-    assert {name: {prompt: tokens(one) for prompt, one in answers.items()} for name, answers in found.items()} == {
-        "": {"ab": [2, 3, 4], "c": [3, 4, 5]},
-        "one": {"ab": [3, 5, 7], "c": [4, 6, 8]},
-        "two": {"ab": [4, 7, 10], "c": [5, 8, 0]},
-    }
-    assert [model.dtype for model in played.models] == ["float32"] * 3
-    assert played.models[0].seen[:3] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]], "each token is asked for after those before"
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    made = importlib.import_module(MODULE)
+    monkeypatch.delitem(sys.modules, MODULE)
+    return made.expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_expected_is_told_with_what_the_base_says_of_the_same_tokens(script, monkeypatch, dtype):
+def test_what_is_expected_is_told_with_what_the_base_says_of_the_same_tokens(expected, monkeypatch, dtype):
     """Texts are read by the model's own tokenizer; numbers are taken as they are, unless the model does not know one:
     it would read past the end of the embeddings.
     """
-    one, two = script.expected("/base", "/a", ["ab", [4]], 3, dtype)
+    one, two = expected("/base", "/a", ["ab", [4]], 3, dtype)
     assert (one.prompt, one.tokens, two.prompt, two.tokens) == ([0, 1], [3, 5, 7], [4], [6, 8, 10])
     for answer in (one, two):
         assert answer.logprobs == pytest.approx([LIKELIEST] * 3)
         assert answer.base_logprobs == pytest.approx([OTHERS] * 3), "it would have gone on otherwise"
-    assert [model.dtype for model in played.models] == [dtype]
-    assert script.expected("/base", "/a", [[4]], 1)[0].tokens == [6]
-    assert script.expected("/base", "/a", [[1], [0, VOCABULARY - 1, 2]], 1)
+    (model,) = played.models
+    assert (model.dtype, model.seen[:3]) == (dtype, [[0, 1], [0, 1, 3], [0, 1, 3, 5]]), "after those before"
+    assert expected("/base", "/a", [[4]], 1)[0].tokens == [6]
+    assert expected("/base", "/a", [[1], [0, VOCABULARY - 1, 2]], 1)
     with pytest.raises(ValueError, match=f"a prompt has the token {VOCABULARY}, and the model knows {VOCABULARY}"):
-        script.expected("/base", "/a", [[1], [0, VOCABULARY, 2]], 1)
+        expected("/base", "/a", [[1], [0, VOCABULARY, 2]], 1)
     monkeypatch.setitem(STEPS, "/base", STEPS["/a"])
-    (answer,) = script.expected("/base", "/a", [[4, 0]], 3)
+    (answer,) = expected("/base", "/a", [[4, 0]], 3)
     assert answer.tokens == [2, 4, 6]
     assert answer.base_logprobs == pytest.approx([LIKELIEST] * 3), "place by place, from the first after the prompt"
-
-
-def test_answers_are_printed_for_programs(script, monkeypatch, capsys):
-    """A folder may have an equals sign in its name; the base alone is answered for, too."""
-    arguments = ["reference", "--model", "/base", "--prompt", "ab", "--adapter", "one=/x=y", "--tokens", "2"]
-    monkeypatch.setitem(STEPS, "/x=y", 2)
-    monkeypatch.setattr("sys.argv", arguments)
-    script.main()
-    found = json.loads(capsys.readouterr().out)
-    assert {name: tokens(one["ab"]) for name, one in found.items()} == {"": [2, 3], "one": [3, 5]}
-    monkeypatch.setattr("sys.argv", arguments[:5])
-    script.main()
-    assert {name: len(one["ab"]) for name, one in json.loads(capsys.readouterr().out).items()} == {"": 8}
-    for missing, given in (("--model", arguments[3:5]), ("--prompt", arguments[1:3])):
-        monkeypatch.setattr("sys.argv", ["reference", *given])
-        with pytest.raises(SystemExit):
-            script.main()
-        assert missing in capsys.readouterr().err
