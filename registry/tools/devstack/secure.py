@@ -158,16 +158,18 @@ def etcd_peer_flags(folder: SecretFolder, member: str) -> dict[str, str]:
     return {**own, "peer-cert-allowed-hostname": ETCD_PEERS}
 
 
+def _flags(folder: SecretFolder, prefix: str, authority: AuthorityName, file: str) -> list[str]:
+    """Flags of an authority that is trusted, and of an own certificate."""
+    files = {"ca": folder.authority(authority), "cert": folder.certificate(file), "key": folder.key(file)}
+    return [word for kind, path in files.items() for word in (f"{prefix}-{kind}", f"{path}")]
+
+
 def _for_etcd(folder: SecretFolder, file: str) -> list[str]:
-    authority = f"{folder.authority(AuthorityName.ETCD)}"
-    own = ("--etcd-tls-cert", f"{folder.certificate(file)}", "--etcd-tls-key", f"{folder.key(file)}")
-    return ["--etcd-tls-ca", authority, *own]
+    return _flags(folder, "--etcd-tls", AuthorityName.ETCD, file)
 
 
 def _for_clients(folder: SecretFolder, service: str, prefix: str) -> list[str]:
-    file, authority = service_file(service), folder.authority(AuthorityName.OPERATORS)
-    own = (f"{prefix}-cert", f"{folder.certificate(file)}", f"{prefix}-key", f"{folder.key(file)}")
-    return [f"{prefix}-ca", f"{authority}", *own]
+    return _flags(folder, prefix, AuthorityName.OPERATORS, service_file(service))
 
 
 def admin_flags(folder: SecretFolder) -> list[str]:
@@ -183,15 +185,13 @@ def sidecar_flags(folder: SecretFolder, replica: str) -> list[str]:
 
 def picker_flags(folder: SecretFolder) -> list[str]:
     """Flags by which a picker asks who reads its pages, and is known to admin services. Pure."""
-    own = ("--admin-tls-cert", f"{folder.certificate(ROUTER_FILE)}", "--admin-tls-key", f"{folder.key(ROUTER_FILE)}")
-    authority = f"{folder.authority(AuthorityName.SERVICES)}"
-    return ["--admin-tls-ca", authority, *own, *_for_clients(folder, PICKER_SERVICE, "--http-tls")]
+    own = _flags(folder, "--admin-tls", AuthorityName.SERVICES, ROUTER_FILE)
+    return [*own, *_for_clients(folder, PICKER_SERVICE, "--http-tls")]
 
 
 def operator_flags(folder: SecretFolder) -> list[str]:
     """Flags of a command line that is the operator's. Pure."""
-    own = ("--tls-cert", f"{folder.certificate(OPERATOR_FILE)}", "--tls-key", f"{folder.key(OPERATOR_FILE)}")
-    return ["--tls-ca", f"{folder.authority(AuthorityName.SERVICES)}", *own]
+    return _flags(folder, "--tls", AuthorityName.SERVICES, OPERATOR_FILE)
 
 
 def root_flags(folder: SecretFolder) -> list[str]:
