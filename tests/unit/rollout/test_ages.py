@@ -7,6 +7,7 @@ import random
 import pytest
 
 from registry.etcd3.ops import KeyValue
+from registry.rollout import index
 from registry.rollout.ages import (
     ClockMark,
     ClockReading,
@@ -55,6 +56,14 @@ def test_only_records_that_end_are_kept():
     marked = kv("f", 13).value.replace(b'"description":null', b'"description":null,"more":{"ttl_seconds":5}')
     found.listed([kv("f", 13, marked)], 15.0)
     assert not found.all
+
+
+def test_of_what_never_ends_nothing_is_read(monkeypatch):
+    """R16 bounded: of 20,000 records that would take seconds."""
+    monkeypatch.delattr(index, "read_adapter")
+    found = EndingAdapters(KEYS.all_adapters())
+    found.listed([kv("a", 5)], 1.0)
+    assert not found.changed([put("b", 6)], 2.0)
 
 
 def test_what_stands_as_it_stood_is_known_as_long_as_before():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -165,6 +166,24 @@ def test_while_it_is_not_known_what_became_of_one_change_no_other_is_begun():
     first, *again, other = played.ids
     assert ({*again}, len(again), first != other) == ({first}, 3, True), "with the same id, by which it is known"
     assert played.counted == ["promote", "promote"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "asked"), [([True, True], 2), ([True, False, True], 3), ([True, AWAY, True], 2)], ids=repr
+)
+async def test_what_is_due_is_done_one_after_another_until_an_outcome_is_not_known(outcomes, asked):
+    """W3, R13: by the controllers of expiry and of scaling; what is refused keeps none of the others."""
+    ids = list[int]()
+
+    async def do(number: int) -> bool:
+        ids.append(number)
+        if isinstance(outcome := outcomes[number], Exception):
+            raise outcome
+        return outcome
+
+    shared: Any = Shared(*[None] * 6)  # type: ignore[arg-type] # of which it needs none
+    done = await shared.do_each([(f"n{one}", partial(do, one)) for one in range(len(outcomes))], failed="not_done")
+    assert (done, ids) == (outcomes == [True, True], [*range(asked)])
 
 
 def test_pauses_after_refusals_grow_and_begin_anew():

@@ -330,7 +330,10 @@ def test_a_pool_with_a_rollout_is_one_until_its_last_is_over():
     assert of_pool() == []
     assert running.changed([*both, Event(elsewhere.key, 6, elsewhere)], 0.0) == {POOL, "q"}
     assert of_pool() == [one.kv for one in both]
-    assert running.changed([put("c", 7), deletion("d", 7), put("e", 7, values[a])], 0.0) == set()
+    assert (
+        running.changed([put("c", 7, labels={"stable_generation": "1"}), deletion("d", 7), put("e", 7, values[a])], 0.0)
+        == set()
+    )
     assert running.changed([deletion(a, 8)], 0.0) == {POOL}
     assert (of_pool(), running.pools) == ([both[1].kv], {POOL, "q"})
     assert running.changed([deletion(a, 9)], 0.0) == set(), "it was none any more"
