@@ -27,6 +27,7 @@ from registry.tools.devstack.secure import (
     access_file,
     admin_flags,
     etcd_flags,
+    operator_flags,
     sidecar_flags,
     wanted_certificates,
 )
@@ -102,12 +103,12 @@ def test_flags_are_those_of_the_daemons(secrets):
     sidecar = [*needed, *sidecar_flags(secrets, "r1")]
     told = read_settings(SidecarSettings, program="p", summary="s", arguments=sidecar, environment={})
     assert all(file and file.exists() for file in (told.http_tls_ca, told.etcd_tls_ca, told.etcd_tls_key))
-    assert set(etcd_flags(secrets, "m1")) == {
-        "cert-file",
-        "key-file",
-        "trusted-ca-file",
-        "client-cert-auth",
-    }
+    assert set(etcd_flags(secrets, "m1")) == {"cert-file", "key-file", "trusted-ca-file", "client-cert-auth"}
+    services, own = (
+        secrets.authority(AuthorityName.SERVICES),
+        (secrets.certificate("operator"), secrets.key("operator")),
+    )
+    assert operator_flags(secrets) == ["--tls-ca", f"{services}", "--tls-cert", f"{own[0]}", "--tls-key", f"{own[1]}"]
 
 
 def test_a_stack_stays_as_it_was_made(tmp_path, monkeypatch):
