@@ -125,12 +125,6 @@ async def test_who_loses_the_replica_id_while_the_engine_is_asked_or_rests_makes
 
 
 @virtual
-async def test_an_engine_without_requests_needs_no_rest(engine):
-    assert await engine.carry_out(A, B) == (2, None)
-    assert _now() == 2 * LOAD_SECONDS
-
-
-@virtual
 async def test_an_engine_without_requests_is_asked_a_few_times_while_many_adapters_are_loaded(engine, monkeypatch):
     """Else a question for each load takes half as long as the load; and R19: a request that comes is soon seen."""
     monkeypatch.setattr("tests.unit.loop.test_executor.LOAD_SECONDS", IDLE_SECONDS / 5)
@@ -330,12 +324,14 @@ async def test_a_call_after_which_the_engine_has_to_be_looked_at_is_the_last_of_
     assert len(engine.called) == made
 
 
+@pytest.mark.parametrize("is_serving", [True, False], ids=["none runs", "none can run"])
 @virtual
-async def test_where_no_requests_can_run_nothing_is_rested_from_and_nobody_is_asked():
-    """R3: a replica that is not ready yet has all of the engine."""
-    engine = Engine()
-    engine.on_question = lambda: pytest.fail("nobody uses it")
-    assert await engine.carry_out(A, B, is_serving=False) == (2, None)
+async def test_where_no_requests_run_nothing_is_rested_from(is_serving):
+    """R3: a replica that is not ready yet has all of the engine, and nobody is asked."""
+    engine = Engine(is_busy=not is_serving)
+    if not is_serving:
+        engine.on_question = lambda: pytest.fail("nobody uses it")
+    assert await engine.carry_out(A, B, is_serving=is_serving) == (2, None)
     assert _now() == 2 * LOAD_SECONDS
 
 

@@ -21,12 +21,9 @@ from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import LeaseCollector
 from tests.simulation.loop import virtual
 from tests.support.waiting import eventually
+from tests.unit.loop.test_drain import owns
 
 GRACE = 10.0
-
-
-def owns(path: str) -> str | None:
-    return path.removeprefix("/s/") if path.startswith("/s/") else None
 
 
 class Engine:

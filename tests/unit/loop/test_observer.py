@@ -125,11 +125,13 @@ async def test_an_engine_hangs_only_if_it_was_asked_to_generate_and_did_not(says
 
 
 async def test_a_short_run_of_failed_looks_is_told_from_an_engine_that_is_gone():
-    """R18: of the process that was seen last, and of no other."""
+    """R18: of the process that was seen last, and of no other; before it was seen, nothing could still be so."""
     eyes = Eyes()
-    assert not await eyes.is_brief(0.0)
-    await eyes.look(0.0)
-    assert not await eyes.is_brief(0.0)
+    for is_listing, at in ((None, -3.0), (False, -2.0), (True, 0.0)):
+        if is_listing is not None:
+            eyes.engine.is_listing = is_listing
+            await eyes.look(at)
+        assert (eyes.observer.look_again_seconds, await eyes.is_brief(at)) == (0.5, False), is_listing
     eyes.engine.is_listing = False
     await eyes.look(10.0)
     await eyes.look(11.0)
@@ -182,18 +184,6 @@ async def test_a_fault_of_our_own_is_not_taken_for_one_of_the_engine():
     eyes.engine.during = broken
     with pytest.raises(RuntimeError):
         await eyes.look(2.0)
-
-
-async def test_an_engine_that_was_never_seen_fails_not_for_a_moment_only():
-    """R18: nothing of it is known that could still be so; and it is looked at again soon."""
-    eyes = Eyes()
-    assert eyes.observer.look_again_seconds == 0.5
-    eyes.engine.is_listing = False
-    await eyes.look(0.0)
-    assert not await eyes.is_brief(0.0)
-    eyes.engine.is_listing = True
-    await eyes.look(20.0)
-    assert eyes.observer.look_again_seconds == 0.5
 
 
 async def test_each_look_that_shows_a_change_is_logged_before_it_is_acted_upon():

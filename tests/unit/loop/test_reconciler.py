@@ -1,4 +1,4 @@
-"""The loop's rounds, with an engine that can be asked to let time pass while it is looked at."""
+"""The loop's rounds: whose they are, of which moment, and what holds them up."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,23 +46,20 @@ from tests.support.waiting import eventually
 
 
 class Engine:
-    """Lists one adapter of ours, until it is unloaded. `on_look` is called at each look but the first."""
+    """Lists one adapter of ours, until it is unloaded."""
 
     kind = "vllm"
     url = "http://engine"
     is_concurrent, swaps_alone, is_deciding = True, False, False
     paused = ""
 
-    def __init__(self, on_look: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self.adapters = {"gone": path_of("r1", "gone")}
-        self._on_look = on_look
         self.looks = 0
         self.on_probed: Callable[[], None] = lambda: None
 
     async def observe(self) -> Observed:
         self.looks += 1
-        if self.looks > 1:
-            self._on_look()
         return Observed(EngineFacts("vllm", "0.32.0", self.url, "e1"), ("base",), dict(self.adapters))
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
@@ -88,16 +86,15 @@ def desired(revision: int, *names: str, **terms: Any) -> DesiredState:
     return informer.state
 
 
-class Free:
-    """Nobody else has the replica id."""
-
-    refusal = ""
+THE_POOL = PoolSpec(name=POOL, base_models=["base"])
+TAKEN = "replica id 'r1' is held by another sidecar"
 
 
-class Taken:
-    """Another sidecar has the replica id."""
-
-    refusal = "replica id 'r1' is held by another sidecar"
+def wanting(revision: int = 1, *names: str, **terms: Any) -> Mailbox:
+    """Has these adapters, eager unless `terms` say otherwise."""
+    mailbox = Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(revision, *names, **{"load": "eager", **terms})))
+    return mailbox
 
 
 def nothing_asked() -> ResidentSet:
@@ -132,7 +129,7 @@ async def running(
         EngineParts(engine, observer, probes or EngineProbes(engine, clock)),
         DesiredParts(mailbox, sharing or Assigner(POOL, "r1", labels), demand or nothing_asked()),
         store,
-        ownership or Free(),
+        ownership or Mock(refusal=""),
         clock,
         RoundLinks(reports.append, notice, **links),
         rule,
@@ -149,12 +146,12 @@ async def running(
 
 async def test_who_lost_the_replica_id_neither_looks_at_the_engine_nor_calls_it():
     """R10 one-owner: round for round it only says why."""
-    engine, mailbox = Engine(lambda: None), Mailbox()
-    async with running(engine, mailbox, Taken()) as reports:
+    engine, mailbox = Engine(), Mailbox()
+    async with running(engine, mailbox, Mock(refusal=TAKEN)) as reports:
         for revision in range(1, 4):
             mailbox.post(replace(mailbox.snapshot, desired=desired(revision, "a")))
             await eventually(lambda: reports and reports[-1].situation.revision == revision)  # noqa: B023 - at once
-    assert all(report.situation.note == Taken.refusal for report in reports)
+    assert all(report.situation.note == TAKEN for report in reports)
     assert not any(report.situation.ready for report in reports)
     assert engine.looks == 0
     assert set(engine.adapters) == {"gone"}
@@ -164,12 +161,12 @@ class Losing(Engine):
     """The replica id is lost to another sidecar during the first call."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: None)
+        super().__init__()
         self.adapters |= {"old": path_of("r1", "old")}
         self.refusal = ""
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
-        self.refusal = Taken.refusal
+        self.refusal = TAKEN
         return await super().unload(name, request_id=request_id)
 
 
@@ -180,22 +177,11 @@ class OfSeveral(EngineProbes):
 @pytest.mark.parametrize("several", [False, True], ids=["another has the id", "several engines answer"])
 async def test_who_loses_the_replica_id_amid_a_plan_makes_no_further_call_of_it(several):
     """R10 one-owner: the other one drives from now on. Where several engines answer, a call may reach any of them."""
-    engine, mailbox = Losing(), Mailbox()
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+    engine, mailbox = Losing(), wanting(1, "a", load="lazy")
     probes = OfSeveral(engine, Clock(random.Random(0))) if several else None
     async with running(engine, mailbox, None if several else engine, probes=probes) as reports:
-        await eventually(lambda: reports and reports[-1].situation.note == Taken.refusal)
+        await eventually(lambda: reports and reports[-1].situation.note == TAKEN)
     assert len(engine.adapters) == 1
-
-
-async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
-    """R9 status-truth: a load balancer sends nothing to a replica whose engine is not yet as it should be."""
-    engine, mailbox = Engine(lambda: None), Mailbox()
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
-    async with running(engine, mailbox) as reports:
-        await eventually(lambda: reports and reports[-1].situation.ready)
-    assert [bool(one.situation.plan and one.situation.plan.calls) for one in reports] == [True, False]
-    assert [one.situation.ready for one in reports] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -210,19 +196,16 @@ async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
 )
 async def test_what_is_wanted_of_a_replica_is_what_it_should_serve_by_itself(terms, count):
     """An alert compares it with what is served: adapters that are others', or wait to be asked for, must not count."""
-    engine, mailbox = Engine(lambda: None), Mailbox()
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a", "b", **terms)))
-    async with running(engine, mailbox, labels={"gpu": "a10"}) as reports:
+    async with running(Engine(), wanting(1, "a", "b", **terms), labels={"gpu": "a10"}) as reports:
         await eventually(lambda: reports and reports[-1].situation.plan)
     assert {report.desired_count for report in reports} == {count}
 
 
 async def test_a_pool_whose_record_cannot_be_read_is_told_as_that(tmp_path):
     """R14 nack: etcd was reached, and says something that nobody here understands."""
-    mailbox = Mailbox()
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+    mailbox = wanting(1, "a", load="lazy")
     cache = PoolCache(KEYS, POOL, mailbox, Journal(tmp_path))
-    async with running(Engine(lambda: None), mailbox) as reports:
+    async with running(Engine(), mailbox) as reports:
         mailbox.post(replace(mailbox.snapshot, pool_read=False))
         mailbox.post(cache.with_pool(mailbox.snapshot, b'{"schema": 99}'))
         await eventually(lambda: reports and "record cannot be followed" in reports[-1].situation.note)
@@ -246,26 +229,8 @@ def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
     assert not unload.is_borne_out(listing(a="/store/new"))
 
 
-THE_POOL = PoolSpec(name=POOL, base_models=["base"])
-
-
 def listing(**adapters: str) -> Observed:
     return Observed(EngineFacts("vllm", "0.32.0", "http://engine", "e1"), ("base",), adapters)
-
-
-async def test_a_status_speaks_of_the_revision_that_its_plan_was_made_from():
-    """R9 status-truth: what etcd says newly while the engine is looked at is planned for, not only claimed."""
-    mailbox = Mailbox()
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
-
-    def moves_on() -> None:
-        mailbox.post(replace(mailbox.snapshot, desired=desired(2, "a", "b")))
-
-    async with running(Engine(moves_on), mailbox) as reports:
-        await eventually(lambda: any(report.situation.revision == 2 for report in reports))
-    said = [(report.situation.revision, report.situation.plan.revision) for report in reports if report.situation.plan]
-    assert said
-    assert all(revision == planned for revision, planned in said), said
 
 
 class Slow(Assigner):
@@ -300,7 +265,7 @@ async def test_a_round_is_of_one_moment():
     mailbox = Mailbox()
     mailbox.post(at(1))
     sharing = Slow(mailbox)
-    async with running(Engine(lambda: None), mailbox, sharing=sharing) as reports:
+    async with running(Engine(), mailbox, sharing=sharing) as reports:
         await eventually(lambda: any(report.situation.ready for report in reports))
     assert all(revision == members for revision, members in sharing.seen)
     said = [
@@ -311,21 +276,18 @@ async def test_a_round_is_of_one_moment():
 
 
 class Loading(Engine):
-    """Has nothing, and takes what it is told to load, after `seconds`. Notes whether the keeper knew of its files."""
+    """Has nothing, and takes what it is told to load, after `seconds`."""
 
     is_said_busy = False
 
     def __init__(self) -> None:
-        super().__init__(lambda: None)
+        super().__init__()
         self.adapters = {}
-        self.uses: AbstractSet[Use] = set()
-        self.were_known: list[bool] = []
         self.seconds: Callable[[str], float] = lambda _name: 0.0
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
         if seconds := self.seconds(name):
             await asyncio.sleep(seconds)
-        self.were_known.append((name, path) in self.uses)
         self.adapters[name] = path
         return Done()
 
@@ -333,43 +295,38 @@ class Loading(Engine):
         return self.is_said_busy
 
 
-async def test_who_keeps_the_files_knows_what_a_plan_will_load_before_it_is_made(tmp_path):
-    """R7 files-pinned: what is staged and not listed yet would be let go of, and gone when the engine reads it."""
-    engine, mailbox = Loading(), Mailbox()
-
-    def notice(_observed: Observed, uses: AbstractSet[Use]) -> None:
-        engine.uses = uses
-
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "good-a", "good-b", load="eager")))
-    async with running(engine, mailbox, notice=notice, lease_file=tmp_path / "leases"):
-        await eventually(lambda: len(engine.were_known) == 2)
-    assert engine.were_known == [True, True]
-
-
 class Proving(Loading):
-    """Its answers can prove what made them. Notes whether it was told of a version before it got it."""
+    """Its answers can prove what made them. Notes whether that was told, and its files known to the keeper, before."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.uses: AbstractSet[Use] = set()
         self.versions: Mapping[Use, str] = {}
-        self.were_told: list[str] = []
+        self.were_told: list[tuple[str, bool]] = []
 
     async def tell_versions(self, versions: Mapping[Use, str]) -> None:
         await asyncio.sleep(0)
         self.versions = versions
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
-        self.were_told.append(self.versions.get((name, path), "").partition(" ")[0])
+        use = name, path
+        self.were_told.append((self.versions.get(use, "").partition(" ")[0], use in self.uses))
         return await super().load(name, path, request_id=request_id)
 
 
-async def test_an_engine_is_told_what_proves_a_version_before_it_has_it(tmp_path):
-    """R26 answered-by: no answer of it goes without, nor with what proved the one before."""
-    engine, mailbox = Proving(), Mailbox()
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "good-a", "good-b", load="eager")))
-    async with running(engine, mailbox, lease_file=tmp_path / "leases"):
+async def test_what_a_plan_will_load_is_known_to_who_keeps_files_and_to_the_engine_before_it_is_loaded(tmp_path):
+    """R7 files-pinned: what is staged and not listed yet would be let go of, and gone when the engine reads it.
+
+    R26 answered-by: no answer of it goes without what proves its version, nor with what proved the one before.
+    """
+    engine, mailbox = Proving(), wanting(1, "good-a", "good-b")
+
+    def notice(_observed: Observed, uses: AbstractSet[Use]) -> None:
+        engine.uses = uses
+
+    async with running(engine, mailbox, notice=notice, lease_file=tmp_path / "leases"):
         await eventually(lambda: len(engine.were_told) == 2)
-    assert sorted(engine.were_told) == ["good-a@1", "good-b@1"]
+    assert sorted(engine.were_told) == [("good-a@1", True), ("good-b@1", True)]
 
 
 BUSY_SECONDS = 1.5
@@ -405,7 +362,7 @@ async def test_what_an_earlier_process_staged_is_served_as_of_the_first_plan(tmp
     store.leases.add(store.staged[ref].id)
     mailbox = Mailbox()
     mailbox.post(Snapshot(pool=THE_POOL, desired=state))
-    async with running(Engine(lambda: None), mailbox, store=store) as reports:
+    async with running(Engine(), mailbox, store=store) as reports:
         await eventually(lambda: bool(reports))
         plan = reports[0].situation.plan
     assert [one.name for one in plan.served] == ["gone"]
@@ -415,9 +372,8 @@ async def test_what_an_earlier_process_staged_is_served_as_of_the_first_plan(tmp
 @virtual
 async def test_what_is_served_is_told_before_the_engine_has_rested_from_it():
     """R9, R19: nobody waits for one adapter's status since another one waits for its turn; nor for what needs none."""
-    engine, mailbox, now = Loading(), Mailbox(), asyncio.get_running_loop().time
+    engine, mailbox, now = Loading(), wanting(1, "good-a"), asyncio.get_running_loop().time
     engine.is_said_busy, engine.seconds = True, lambda _: BUSY_SECONDS
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "good-a", load="eager")))
     async with running(engine, mailbox) as reports:
         await eventually(lambda: reports and reports[-1].situation.ready)
         wanted = ("good-a", "good-b", "good-c")
@@ -469,9 +425,8 @@ class Frozen(Loading):
 @virtual
 async def test_a_frozen_engine_is_not_called_ready_whatever_call_is_out():
     """R18 readiness-follows: a hung GPU, a stopped process: within 10 s, though the load that is out lasts for 60 s."""
-    engine, mailbox = Frozen(), Mailbox()
+    engine, mailbox = Frozen(), wanting()
     probes = EngineProbes(engine, Clock(random.Random(0)))
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1)))
     async with running(engine, mailbox, probes=probes) as reports:
         watching = asyncio.create_task(probes.watch(engine.on_probed))
         await asyncio.sleep(1.0)
@@ -493,11 +448,10 @@ async def test_a_frozen_engine_is_not_called_ready_whatever_call_is_out():
 @virtual
 async def test_one_load_that_hangs_among_many_delays_nothing_else():
     """R19 not-held-up, R7: neither loads nor removals, and is itself taken up when it ends."""
-    engine, mailbox = Loading(), Mailbox()
-    engine.seconds = lambda name: 30.0 if name == "good-00" else 0.0
     names = [f"good-{number:02}" for number in range(40)]
+    engine, mailbox = Loading(), wanting(1, *names)
+    engine.seconds = lambda name: 30.0 if name == "good-00" else 0.0
     engine.adapters = {"old": path_of("r1", "old")}
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, *names, load="eager")))
     used: list[AbstractSet[Use]] = []
     async with running(engine, mailbox, notice=lambda _observed, uses: used.append(uses)) as reports:
         await asyncio.sleep(10.0)

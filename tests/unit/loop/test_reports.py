@@ -31,8 +31,8 @@ from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import virtual
 from tests.support.records import POOL
 from tests.support.worlds import fleet
-from tests.unit.loop.test_reconciler import THE_POOL, desired, running
-from tests.unit.loop.test_rounds import A, Odd, ready, serving, wanting
+from tests.unit.loop.test_reconciler import THE_POOL, desired, running, wanting
+from tests.unit.loop.test_rounds import A, Odd, ready, serving
 
 
 class Timed(Odd):
@@ -397,22 +397,14 @@ def test_changes_are_taken_in_at_once_and_a_flood_by_some_dozens_of_rounds_a_sec
 @virtual
 async def test_a_failure_of_what_nobody_wants_any_more_is_forgotten(monkeypatch):
     """R16 bounded, R8: and is none of what comes to be wanted under its name."""
-    made: list[RetryTracker] = []
-
-    class Noted(RetryTracker):
-        def __init__(self, clock: Clock, replica: str = "") -> None:
-            super().__init__(clock, replica)
-            made.append(self)
-
-    monkeypatch.setattr("sidecar.loop.reconciler.RetryTracker", Noted)
-
-    mailbox = wanting(1, "missing-a", "missing-b")
+    tracker, mailbox = RetryTracker(Clock()), wanting(1, "missing-a", "missing-b")
+    monkeypatch.setattr("sidecar.loop.reconciler.RetryTracker", lambda *_: tracker)
     async with running(Odd(), mailbox):
         await asyncio.sleep(5.0)
-        assert set(made[0].failures) == {"missing-a", "missing-b"}
+        assert set(tracker.failures) == {"missing-a", "missing-b"}
         mailbox.post(replace(mailbox.snapshot, desired=desired(2, "missing-b", load="eager")))
         await asyncio.sleep(5.0)
-        assert set(made[0].failures) == {"missing-b"}
+        assert set(tracker.failures) == {"missing-b"}
 
 
 @pytest.mark.parametrize("was_serving", [True, False])

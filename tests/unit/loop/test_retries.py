@@ -84,25 +84,32 @@ def tracker(held) -> RetryTracker:
     return RetryTracker(Time(held), "r1")
 
 
-def test_what_is_refused_again_and_again_takes_turns(held, tracker):
-    """R8, R17: after a few tries of each, one of all of them in so long."""
+@pytest.mark.parametrize("began", [0.0, 5000.0], ids=["at once", "after a quiet time"])
+def test_what_is_refused_again_and_again_takes_turns(began, held, tracker):
+    """R8, R17: after a few tries of each, one of all of them in so long; turns that nobody took are not made up for."""
     refuse(tracker, NAMES, TRIES_UNPACED - 1)
     assert due(tracker, 2.0) == set(NAMES)
+    held.now = began
     refuse(tracker, NAMES)
     seconds = 10 * REFUSED_PACE_SECONDS
-    assert len(due(tracker, seconds)) == 10
-    held.now = seconds
-    refuse(tracker, due(tracker, seconds))
-    assert len(due(tracker, 2 * seconds)) == 10
+    assert len(due(tracker, began + seconds)) == 10
+    held.now = began + seconds
+    refuse(tracker, due(tracker, held.now))
+    assert len(due(tracker, held.now + seconds)) == 10
     tracker.take_up([attempt("busy", Transient("m")), attempt("none", NoEffect("m"))], "e1")
-    assert [tracker.failures[key].retry_at for key in ("busy", "none")] == [seconds + 1.0, None], "out of turn"
+    assert [tracker.failures[key].retry_at for key in ("busy", "none")] == [held.now + 1.0, None], "out of turn"
 
 
 def test_the_first_that_loads_has_all_others_tried_at_once(held, tracker):
-    """R17 heals: once; what is refused although others load waits for its turn again."""
+    """R17 heals: once; what is refused although others load waits for its turn again.
+
+    R8: what our own checks refuse waits for a change of the record or the base.
+    """
     refuse(tracker, NAMES, TRIES_UNPACED)
+    tracker.staging_failed(Stage("bad", ArtifactRef("file:///bad", None), ""), ArtifactError("not_finite", "m"))
     load(tracker, "new")
     assert due(tracker, held.now) == set(NAMES)
+    assert tracker.failures["bad"].retry_at is None
     refuse(tracker, NAMES)
     load(tracker, "newer")
     assert due(tracker, held.now) == set()
@@ -140,17 +147,14 @@ def miss(tracker: RetryTracker, names: Iterable[str], seen: Observed) -> None:
 
 
 def test_an_engine_that_lists_nothing_of_what_it_did_is_asked_ever_more_rarely(held, tracker):
-    """R8: by the replica, however many adapters there are; one that is listed ends it."""
+    """R8: by the replica, however many adapters there are; one that is listed ends it.
+
+    R17: what is listed late is mended and has the others tried; nobody has to load it once more for that.
+    """
     miss(tracker, NAMES, observed())
     assert len(due(tracker, 60.0)) <= CONTRADICTIONS_UNPACED + 5
     load(tracker, "new")
     assert due(tracker, held.now) == set(NAMES)
-
-
-def test_what_is_listed_late_is_mended_and_has_the_others_tried(held, tracker):
-    """R17: nobody has to load it once more for that."""
-    miss(tracker, NAMES, observed())
-    load(tracker, "new")
     miss(tracker, NAMES, observed())
     assert due(tracker, held.now) == set()
     tracker.settle(observed("a0"), turns=True)
@@ -173,14 +177,6 @@ def test_another_name_for_the_same_files_is_named(listed, named, tracker):
     """R9: whoever reads it knows where to look."""
     miss(tracker, ["a"], Observed(EngineFacts("vllm", "1", "u", "e1"), ("base",), listed))
     assert named in tracker.failures["a"].message
-
-
-def test_what_our_own_checks_refuse_is_not_tried_at_news_of_others(tracker):
-    """R8: it waits for a change of the record or the base."""
-    stage = Stage("bad", ArtifactRef("file:///bad", None), "")
-    tracker.staging_failed(stage, ArtifactError("not_finite", "m"))
-    load(tracker, "new")
-    assert tracker.failures["bad"].retry_at is None
 
 
 def test_files_that_were_refused_are_looked_at_and_are_the_same_refusal_until_they_change(held, tracker):
@@ -229,16 +225,11 @@ def test_what_is_applied_or_asked_for_again_is_tried_at_once(generation, retry, 
     assert "a" in tracker.failures
 
 
-def test_an_unload_that_failed_is_nobodys_to_ask_for(tracker):
-    """R6."""
-    tracker.take_up([Attempt("gone", "gone", None, None, "e1", Refused("no"))], "e1")
-    for _ in range(2):
-        tracker.ask_again(lambda _key: None)
-    assert "gone" in tracker.failures
-
-
 def test_a_failure_is_forgotten_with_what_it_was_of(tracker):
-    """R8, R6: a load's with the ref that is desired, an unload's once the name is not listed any more."""
+    """R8, R6: a load's with the ref that is desired, an unload's once the name is not listed any more.
+
+    An unload that failed is nobody's to ask for.
+    """
     ref, other = ArtifactRef("file:///a", None), ArtifactRef("file:///other", None)
     adapter = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
 
@@ -249,6 +240,9 @@ def test_a_failure_is_forgotten_with_what_it_was_of(tracker):
         return set(tracker.failures)
 
     assert left(observed("gone"), adapter) == {"a", "gone"}
+    for _ in range(2):
+        tracker.ask_again(lambda _key: None)
+    assert "gone" in tracker.failures
     assert left(observed("a"), adapter) == {"a"}
     assert left(observed("a", "gone"), replace(adapter, ref=other)) == {"gone"}
     assert left(observed("a", "gone"), None) == {"gone"}
@@ -319,10 +313,9 @@ def test_what_was_found_of_files_is_forgotten_and_what_the_engine_said_is_not(tr
 
 def test_an_unload_that_recovers_has_nothing_else_tried(held, tracker):
     """R8 paced: it says nothing of loads, though others load at the same time."""
-    held, names = Held(), [f"a{number}" for number in range(20)]
-    refuse(tracker, names, TRIES_UNPACED)
+    refuse(tracker, NAMES, TRIES_UNPACED)
     load(tracker, "new")
-    refuse(tracker, names)
+    refuse(tracker, NAMES)
     gone = Attempt("gone", "gone", None, None, "e1", Refused("no"))
     tracker.take_up([gone], "e1")
     tracker.take_up([replace(gone, outcome=Done()), attempt("newer", Done())], "e1")
@@ -337,14 +330,6 @@ def test_after_one_recovers_the_next_refusals_take_turns_from_now(tracker):
     load(tracker, "a0")
     refuse(tracker, NAMES[1:4])
     assert due(tracker, 20.0) >= set(NAMES[1:4])
-
-
-def test_after_a_quiet_time_refusals_take_turns_as_before(held, tracker):
-    """R8: the turns that nobody took meanwhile are not made up for."""
-    refuse(tracker, NAMES, TRIES_UNPACED - 1)
-    held.now = 5000.0
-    refuse(tracker, NAMES)
-    assert len(due(tracker, held.now + 10 * REFUSED_PACE_SECONDS)) == 10
 
 
 @pytest.mark.parametrize("turns", [True, False, None])

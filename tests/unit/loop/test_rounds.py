@@ -21,7 +21,7 @@ from sidecar.plan.types import KeptAdapter, PendingAdapter, Plan, RoundReport, S
 from sidecar.resolver.demand import EXPECT_SECONDS, Answered
 from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import virtual
-from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, nothing_asked, running
+from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, nothing_asked, running, wanting
 from tests.unit.report.test_status import situation
 
 A, B = path_of("r1", "good-a"), path_of("r1", "good-b")
@@ -67,12 +67,6 @@ class Odd(Loading):
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         self.called.append(f"unload {name}")
         return await super().unload(name, request_id=request_id)
-
-
-def wanting(revision: int = 1, *names: str) -> Mailbox:
-    mailbox = Mailbox()
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(revision, *names, load="eager")))
-    return mailbox
 
 
 @virtual
