@@ -105,17 +105,6 @@ async def test_what_was_taken_over_once_is_asked_for_anew_the_next_time(scene):
     assert not scene.is_taken
 
 
-async def test_whoever_plans_is_woken_by_a_verdict_that_is_news(scene, monkeypatch):
-    """R3 converge, R20: what others serve by now can be let go of; it is not left to the next look at the engine."""
-    woken: list[bool] = []
-    monkeypatch.setattr(scene.mailbox, "wake", lambda: woken.append(scene.is_taken))
-    scene.handoff_watch.follow([scene.leaving])
-    await eventually(lambda: scene.is_taken)
-    asked = scene.client.asked
-    await eventually(lambda: scene.client.asked > asked + 6)
-    assert woken == [True], "the same again wakes nobody"
-
-
 async def test_a_fault_of_our_own_is_no_fault_of_etcd(scene):
     """R12: the supervisor tells it."""
     scene.client.error = ValueError("ours")
@@ -185,15 +174,6 @@ async def test_nothing_is_said_while_etcd_cannot_be_asked_or_believed(scene, tro
     await eventually(lambda: not scene.handoff_watch.verdicts())
 
 
-async def test_what_was_taken_over_is_let_go_of_once_routers_had_the_time_to_hear_of_it(scene, monkeypatch):
-    """R20, R9: the status that names it no more comes first."""
-    monkeypatch.setattr("sidecar.report.handoff_watch.LET_GO_SECONDS", 3600.0)
-    scene.handoff_watch.follow([scene.leaving])
-    await eventually(lambda: scene.handoff_watch.verdicts() == {scene.leaving: Taken(routers_know=False)})
-    monkeypatch.setattr("sidecar.report.handoff_watch.LET_GO_SECONDS", 0.0)
-    await eventually(lambda: scene.handoff_watch.verdicts() == {scene.leaving: Taken()})
-
-
 async def test_others_are_those_who_live_and_do_not_leave(scene):
     """R20 drain: a replica that leaves relies on none that leaves too, and on nobody by a presence alone.
 
@@ -217,7 +197,10 @@ async def test_others_are_those_who_live_and_do_not_leave(scene):
 
 @virtual
 async def test_others_are_asked_at_once_and_then_once_a_second_and_what_they_took_over_stays_for_two_seconds():
-    """R20, R16 bounded: routers hear of it within that time; and etcd is not pressed."""
+    """R20, R9, R16 bounded: routers hear of it within that time; and etcd is not pressed.
+
+    R3 converge: whoever plans is woken by a verdict that is news, and by no other.
+    """
     scene, now = Scene(), asyncio.get_running_loop().time
     running = asyncio.create_task(scene.handoff_watch.run())
     await asyncio.sleep(5.0)

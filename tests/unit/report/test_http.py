@@ -95,7 +95,7 @@ async def test_before_the_first_round_a_sidecar_lives_and_is_not_ready():
 
 
 async def test_each_page_tells_of_the_newest_round():
-    """R9 status-truth, R18: load balancers, people and alerts are told the same."""
+    """R9 status-truth, R18: load balancers, people and alerts are told the same. R20: of a drain before all else."""
     scene = Scene()
     assert ROUND.plan is not None
     warned = (WarnedAdapter("", 0, "file_not_taken", "line 4"), WarnedAdapter("", 0, "base_unknown", "m"))
@@ -143,18 +143,11 @@ async def test_each_page_tells_of_the_newest_round():
     assert (figures["lazy_resident"], figures["ready"], figures["desired_adapters"]) == (0, 0, 3)
     assert (figures["list_held"], figures["degraded"], figures["served_adapters"]) == (0, 0, 1)
     assert not {name for name in figures if name.startswith(("failed_adapters ", "lora_syncer", "engine_swap "))}
-
-
-async def test_a_replica_that_drains_is_not_ready_and_says_why():
-    """R20 drain: whatever its rounds come to."""
-    scene = Scene()
     scene.cache.take(RoundReport(ROUND, 3))
     scene.cache.take_drain("it drains")
-    assert scene.offered == 2
-    told = await scene.get("/readyz")
-    assert (told.status_code, told.json()["note"]) == (503, "it drains")
-    figures = await scene.figures()
-    assert (figures["ready"], figures["draining"]) == (0, 1)
+    assert scene.offered == 4
+    told, figures = await scene.get("/readyz"), await scene.figures()
+    assert (told.status_code, told.json()["note"], figures["ready"], figures["draining"]) == (503, "it drains", 0, 1)
 
 
 async def test_a_status_is_old_once_a_part_that_it_comes_from_has_failed_for_a_while():

@@ -52,9 +52,11 @@ def token_file(tmp_path):
     return file
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/drain"])
-async def test_probes_answer_everybody_and_drain_asks_by_itself(path):
-    assert (await Pages(PageAccess()).ask(path, scheme="http")).text == "here"
+@pytest.mark.parametrize(
+    ("path", "is_open"), [("/livez", False), ("/readyz", False), ("/drain", False), ("/status", True)]
+)
+async def test_probes_and_open_pages_answer_everybody_and_drain_asks_by_itself(path, is_open):
+    assert (await Pages(PageAccess(is_open=is_open)).ask(path, scheme="http")).text == "here"
 
 
 @pytest.mark.parametrize("path", ["/status", "/metrics", "/nowhere"])
@@ -104,11 +106,4 @@ async def test_a_token_is_read_anew(token_file):
     answer = await pages.ask("/status", says="Bearer newer")
     assert answer.status_code == 503
     assert "--http-token-file" in answer.json()["error"]["message"]
-
-
-async def test_without_a_token_none_is_right():
     assert (await Pages(PageAccess()).ask("/status", says="Bearer None")).status_code == 401
-
-
-async def test_open_pages_ask_nobody():
-    assert (await Pages(PageAccess(is_open=True)).ask("/status", scheme="http")).text == "here"

@@ -12,7 +12,7 @@ from registry.model.replica_state import parse_status
 from registry.model.status import Failed, Kept
 from sidecar.plan.backoff import Failure
 from sidecar.plan.planner import make_plan
-from sidecar.report.good_finder import Earlier, earlier_of, lacking
+from sidecar.report.good_finder import earlier_of, lacking
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import replica_status
 from tests.support.worlds import desired, known, observed, pool, staged
@@ -76,7 +76,3 @@ def test_what_fails_and_is_answered_with_nothing_is_lacking():
     plan = make_plan(with_good, pool(), observed({"c": "v0"}), facts, now=0.0)
     assert [one.key for one in lacking(plan)] == ["a"]
     assert lacking(replace(plan, failed=())) == ()
-
-
-def test_none_is_the_newest_of_none():
-    assert Earlier(newest(), {}).newest == 0

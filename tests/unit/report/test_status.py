@@ -24,7 +24,7 @@ from registry.model.status import (
 from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Clock, Moment
 from sidecar.desired.placement import MembershipDigest
-from sidecar.engines.observed import EngineFacts, EngineLimits, Observed
+from sidecar.engines.observed import EngineFacts, EngineLimits
 from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED, REPLICAS_UNKNOWN
 from sidecar.plan.types import (
     FailedAdapter,
@@ -82,26 +82,33 @@ def test_an_engine_out_of_reach_has_no_incarnation_and_serves_nothing():
 
 
 def test_an_engine_is_told_as_it_was_seen():
-    """R9: its kind, what it can hold, how it swaps, and what it can apply; what it does not say is not known."""
-    facts = EngineFacts("sglang", "0.9", "http://there", "e7", EngineLimits(4, 16, 64, ("q_proj",)), "refused")
-    engine = derive_status(REPLICA, situation(observed=replace(observed(), facts=facts)), MOMENT).engine
+    """R9: its kind, what it can hold, how it swaps, and what it can apply; what it does not say is not known.
+
+    R22 applied-whole: `pool update --evidence-from` reads what it can apply.
+    """
+    applies = EngineEvidence("vllm 0.32.0", "A", ("l.{0-1}.q",), ("q",), parts=(("a", "b"),))
+    limits = EngineLimits(4, 16, 64, ("q_proj",))
+    facts = EngineFacts("sglang", "0.9", "http://there", "e7", limits, "refused", evidence=applies, max_model_len=512)
+    state = wants({"a": "v1", "b": "v2"})
+    holds = plan(chosen=Selection(staged={**staged(state, "v1", rank=8), **staged(state, "v2", rank=16)}))
+    engine = derive_status(REPLICA, situation(holds, observed=replace(observed(), facts=facts)), MOMENT).engine
     assert (engine.kind, engine.version, engine.url, engine.incarnation) == ("sglang", "0.9", "http://there", "e7")
-    assert (engine.base_models, engine.swap, engine.evidence) == (["base"], "refused", None)
-    limits = {"max_loras": 4, "max_cpu_loras": 16, "max_lora_rank": 64, "target_modules": ["q_proj"]}
-    assert engine.limits.model_dump() == limits
-    unlimited = derive_status(REPLICA, situation(), MOMENT).engine
-    assert set(unlimited.limits.model_dump().values()) == {None}
+    assert (engine.base_models, engine.swap, engine.max_model_len, engine.highest_rank) == (
+        ["base"],
+        "refused",
+        512,
+        16,
+    )
+    assert engine.evidence == ReportedEvidence(
+        engine="vllm 0.32.0", architecture="A", applied=["l.{0-1}.q"], taken=["q"], parts=[("a", "b")]
+    )
+    told = {"max_loras": 4, "max_cpu_loras": 16, "max_lora_rank": 64, "target_modules": ["q_proj"]}
+    assert engine.limits.model_dump() == told
+    unlimited = derive_status(REPLICA, situation(plan()), MOMENT).engine
+    assert set(unlimited.limits.model_dump().values()) == {unlimited.evidence} == {unlimited.highest_rank} == {None}
     away = derive_status(REPLICA, situation(observed=None), MOMENT).engine
     assert (away.kind, away.version, away.base_models, away.swap) == ("vllm", "", [], "")
-
-
-def test_what_is_borne_unprotected_is_told():
-    """X1: whoever looks at the fleet sees where secrets go unencrypted."""
-    bears = ReplicaIdentity(
-        "r1", "p", "vllm", "http://e", insecure=("--etcd-password-file: it goes unencrypted", "m" * 900)
-    )
-    assert [len(one) for one in derive_status(bears, situation(), MOMENT).insecure] == [41, 500]
-    assert derive_status(REPLICA, situation(), MOMENT).insecure == []
+    assert away.highest_rank is None
 
 
 def test_lists_say_who_when_and_why():
@@ -124,16 +131,20 @@ def test_lists_say_who_when_and_why():
 
 
 def test_what_a_plan_was_made_from_and_what_is_borne_is_told_as_it_is():
-    """R9: others compare whom a share was found among, and read why a list is held; each text is bounded."""
+    """R9: others compare whom a share was found among, and read why a list is held; each text is bounded.
+
+    X1: whoever looks at the fleet sees where secrets go unencrypted.
+    """
     made = plan(
         among=MembershipDigest("m", "w"),
         kept=(KeptAdapter("k", 3, is_counted=True), KeptAdapter("l", 4, is_counted=False)),
         removing=3,
         warnings=(WarnedAdapter("a", 2, "no_digest", "m" * 900),),
     )
-    bears = replace(REPLICA, http="10.0.0.1:7602")
+    bears = replace(REPLICA, http="10.0.0.1:7602", insecure=("--etcd-password-file: unencrypted", "m" * 900))
     status = derive_status(bears, situation(made, held="12 would go", degraded="d" * 900), MOMENT)
     assert (status.members, status.weights, status.http) == ("m", "w", "10.0.0.1:7602")
+    assert status.insecure == ["--etcd-password-file: unencrypted", "m" * 500]
     assert (status.held, status.degraded, status.last_request_id) == ("12 would go", "d" * 500, "q")
     assert [(one.name, one.generation, one.counted) for one in status.kept] == [("k", 3, True), ("l", 4, False)]
     assert status.removing == 3
@@ -141,7 +152,7 @@ def test_what_a_plan_was_made_from_and_what_is_borne_is_told_as_it_is():
     assert warned == [("a", 2, "no_digest", "m" * 500)]
     nothing = derive_status(REPLICA, situation(), MOMENT)
     assert (nothing.members, nothing.weights, nothing.http, nothing.kept, nothing.warnings) == ("", "", "", [], [])
-    assert nothing.removing == 0
+    assert (nothing.removing, nothing.insecure) == (0, [])
 
 
 def test_the_served_hash_depends_on_the_set_alone():
@@ -273,32 +284,6 @@ def test_what_is_kept_for_others_is_told():
     assert {one.generation for one in status.leaving} == {3}
     assert [(one.name, one.generation, one.digest) for one in status.found] == [("n000", 3, "d0")]
     assert status.served.count == 0
-
-
-def test_what_the_engine_says_that_it_applies_is_told():
-    """R22 applied-whole: for `pool update --evidence-from`."""
-    said = EngineEvidence("vllm 0.32.0", "A", ("l.{0-1}.q",), ("q",), parts=(("a", "b"),))
-    engine = observed()
-    engine = replace(engine, facts=replace(engine.facts, evidence=said))
-    found = derive_status(REPLICA, situation(observed=engine), MOMENT).engine.evidence
-    assert found == ReportedEvidence(
-        engine="vllm 0.32.0", architecture="A", applied=["l.{0-1}.q"], taken=["q"], parts=[("a", "b")]
-    )
-
-
-def test_a_replica_says_the_longest_context_of_its_engine():
-    facts = EngineFacts("vllm", "1", "http://e", "i", max_model_len=512)
-    assert derive_status(REPLICA, situation(observed=Observed(facts, ("base",))), MOMENT).engine.max_model_len == 512
-
-
-def test_a_replica_says_the_highest_rank_of_what_it_is_to_hold():
-    """So that it can be compared with what the engine keeps room for."""
-    state = wants({"a": "v1", "b": "v2"})
-    ranks = {**staged(state, "v1", rank=8), **staged(state, "v2", rank=16)}
-    made = plan(chosen=Selection(staged=ranks))
-    assert derive_status(REPLICA, situation(made), MOMENT).engine.highest_rank == 16
-    assert derive_status(REPLICA, situation(plan()), MOMENT).engine.highest_rank is None
-    assert derive_status(REPLICA, situation(), MOMENT).engine.highest_rank is None
 
 
 def test_what_is_served_is_told_before_what_is_not():

@@ -511,16 +511,13 @@ async def test_presence_and_status_go_with_a_lease_and_come_with_the_next():
 @pytest.mark.parametrize("looked", [False, True])
 async def test_until_its_engine_was_looked_at_a_sidecar_says_what_the_process_before_it_said_of_its_room(looked):
     """R3, R12: others share adapters out by it, and nothing is to move at a restart."""
-    client = Client()
-    before = presence_of("a").model_copy(update={"incarnation": "before", "capacity": 40})
-    client.store.txn(Txn((), (Put(PRESENCE, before.to_bytes(), 1),)))
+    client = restarted(capacity=40)
     one = writer(client, "a")
     if looked:
         one.announcement.hold(None)
-    one.announcement.offer(status)
     with capture_logs() as logs:
         async with publishing(one, 2):
-            await eventually(lambda: STATUS in client.store.kvs)
+            await eventually(lambda: leases(client) == [2, 2])
     assert "presence_overwritten" not in {log["event"] for log in logs}, "it was of this host's replica, and ended"
     assert (presence(client).incarnation, presence(client).capacity) == ("a", None if looked else 40)
 
