@@ -18,7 +18,7 @@ from sidecar.plan.handoff import Stuck, Taken, Waiting
 from sidecar.plan.planner import MAX_WARNINGS_LISTED, make_plan
 from sidecar.plan.types import FailedAdapter, Plan, WarnedAdapter
 from tests.support.records import POOL, kv, put
-from tests.support.worlds import desired, known, observed, path_of, placed_at, pool, wants
+from tests.support.worlds import desired, known, observed, path_of, placed_at, pool, staged, wants
 
 HAZARDS = tuple(
     EngineHazard(reason, f"of {reason}") for reason in ("rust_frontend", "kv_connector", "kv_shared", "anything")
@@ -99,15 +99,11 @@ WARNINGS = (AdapterWarning("engine_coverage_unknown", "nobody asked"), AdapterWa
 def test_what_was_found_of_files_is_said_of_each_adapter_that_has_them(evidence, left):
     """R22: but for what the engine itself answered meanwhile."""
     state = desired(kv("a", 1, generation=3), kv("b", 2, source="v2"), kv("c", 3))
-    found = {ref: replace(one, warnings=WARNINGS) for ref, one in _staged(state, "v1").items()}
+    found = {ref: replace(one, warnings=WARNINGS) for ref, one in staged(state, "v1").items()}
     made = plan(state, facts_of(evidence=evidence), replace(known(state), staged=found))
     of_one = {"a": 3, "c": 1}
     assert said(made) == [(name, generation, reason) for name, generation in of_one.items() for reason in left]
     assert made.warnings[-1] == WarnedAdapter("c", 1, "other", "of the files")
-
-
-def _staged(state, *sources: str):
-    return dict(known(state, *sources).staged)
 
 
 def test_files_that_somebody_touched_are_told_of_each_name_that_the_engine_has_them_under():
@@ -126,7 +122,7 @@ def test_files_that_somebody_touched_are_told_of_each_name_that_the_engine_has_t
 def test_of_very_many_warnings_the_first_are_listed():
     """R16 bounded: a status stays small, and says enough to look further."""
     state = desired(*(kv(f"n{number:04}", 1) for number in range(1500)))
-    found = {ref: replace(one, warnings=WARNINGS) for ref, one in _staged(state, "v1").items()}
+    found = {ref: replace(one, warnings=WARNINGS) for ref, one in staged(state, "v1").items()}
     made = plan(state, observed(), replace(known(state), staged=found))
     assert 50 <= len(made.warnings) == MAX_WARNINGS_LISTED <= 500
     assert made.warnings[0].name == "n0000"

@@ -18,6 +18,7 @@ from sidecar.plan.planner import make_plan
 from sidecar.plan.types import Load, Plan, Swap
 from tests.support.records import POOL, kv, record
 from tests.support.worlds import desired, known, observed, path_of, placed_at, pool
+from tests.unit.plan.test_planner import called
 
 VERSIONED = pool(names="versioned")
 
@@ -38,10 +39,6 @@ def staged(state: DesiredState, *sources: str) -> dict[Any, Staged]:
 def plan(state: DesiredState, engine, *sources: str, spec=VERSIONED, **changes: Any) -> Plan:
     facts = replace(known(state), staged=staged(state, *sources), **changes)
     return make_plan(state, spec, engine, facts, now=1000.0)
-
-
-def called(made: Plan) -> list[str]:
-    return [f"{type(call).__name__} {call.name}" for call in made.calls]
 
 
 def beside(made: Plan) -> list[tuple[str, int]]:

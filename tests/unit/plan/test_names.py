@@ -16,20 +16,13 @@ from sidecar.plan.planner import make_plan
 from sidecar.plan.types import Plan, Unload
 from tests.support.records import POOL, kv
 from tests.support.worlds import desired, forgetless, known, observed, path_of, placed_at, pool, wants
+from tests.unit.plan.test_planner import called, reasons
 
 VERSIONED = pool(names="versioned")
 
 
 def plan(state, engine, *sources: str, spec=VERSIONED, failures=None) -> Plan:
     return make_plan(state, spec, engine, known(state, *sources, failures=failures), now=1000.0)
-
-
-def called(made: Plan) -> list[str]:
-    return [f"{type(call).__name__} {call.name}" for call in made.calls]
-
-
-def reasons(entries) -> dict[str, str]:
-    return {entry.name: entry.reason for entry in entries}
 
 
 def test_a_versioned_name_is_of_the_adapter_and_its_generation():
