@@ -23,7 +23,7 @@ from tests.simulation.loop import VirtualLoop
 from tests.support.records import POOL, kv, put, record
 from tests.support.waiting import eventually
 from tests.support.worlds import fleet, pool
-from tests.unit.desired.test_watcher import Played, Scene, end
+from tests.unit.desired.test_watcher import Played, Scene, end, taken_up
 
 RECORDS = {name: RawRecord(record(name).to_bytes(), 5) for name in ("a", "b")}
 TRIO = fleet("r1", "r2", "r3")
@@ -61,8 +61,7 @@ def test_all_that_was_followed_is_taken_up_and_nothing_of_adapters_is_acted_upon
         PoolChanged(pool_of(2)),
         MembersChanged(tuple(fleet("r2", zone="x").values()), ("r3",)),
     )
-    scene = booted(tmp_path)
-    scene.journal.close()
+    scene = taken_up(tmp_path)
     snapshot, informer = scene.mailbox.snapshot, scene.watcher._informer
     assert (snapshot.desired, informer.state.revision) == (None, 10)
     assert set(informer.state.adapters) == set(informer.raw) == {"a", "b", "c"}
@@ -77,8 +76,7 @@ def test_all_that_was_followed_is_taken_up_and_nothing_of_adapters_is_acted_upon
 def test_a_base_alone_is_enough(tmp_path, record):
     """R13, R5: whether there is a pool is known only where it says so, else all would be compared with no base."""
     written(tmp_path, pool_record=record)
-    scene = booted(tmp_path)
-    scene.journal.close()
+    scene = taken_up(tmp_path)
     assert scene.mailbox.snapshot.members == TRIO
     assert (scene.mailbox.snapshot.pool is None, scene.mailbox.snapshot.pool_read) == (not record, bool(record))
     assert scene.watcher._informer.state.count == 2
@@ -89,8 +87,7 @@ def test_without_a_snapshot_that_may_be_followed_there_is_a_list_first(tmp_path,
     """R15 brake."""
     if left is not None:
         written(tmp_path, **left)
-    scene = booted(tmp_path)
-    scene.journal.close()
+    scene = taken_up(tmp_path)
     assert scene.state == state
     assert scene.watcher._begin() is None
 
@@ -181,8 +178,7 @@ def test_nothing_of_a_list_is_acted_upon_before_it_is_on_disk(tmp_path, monkeypa
         await asyncio.sleep(1.0)
         await news(scene)
         assert all(one.desired is None or one.desired.revision < 20 for one in scene.mailbox.posted)
-        killed = booted(tmp_path)
-        killed.journal.close()
+        killed = taken_up(tmp_path)
         assert (killed.watcher._informer.state.revision, killed.watcher._informer.state.count) == (9, 2)
         write.set()
         await listing
@@ -225,8 +221,7 @@ def test_a_restart_goes_on_from_the_revision_that_was_acted_upon(tmp_path, scrip
         acted_upon.append(scene.mailbox.snapshot.desired.revision)
 
     played(note, tmp_path)
-    again = booted(tmp_path)
-    again.journal.close()
+    again = taken_up(tmp_path)
     assert [again.watcher._informer.state.revision] == acted_upon
 
 
@@ -270,8 +265,7 @@ async def test_the_first_list_is_acted_upon_at_once_and_a_later_one_once_it_is_o
 
     scene.journal.rewrite, scene.watcher._post = noting_rewrite, noting_post  # type: ignore[method-assign]
     await scene.listed(9, kv("a", 3), kv("b", 4))
-    again = booted(tmp_path)
-    again.journal.close()
+    again = taken_up(tmp_path)
     state = again.watcher._informer.state
     assert (again.state, state.revision, state.count) == (Following(), 9, 2)
     await scene.listed(10, kv("a", 3), kv("b", 10))

@@ -13,13 +13,8 @@ from sidecar.desired.informer import Informer, parse_whole
 from sidecar.desired.last_good import MAX_FORMER, MAX_FORMER_EACH, GoodRecord
 from tests.support.records import POOL, deletion, kv, put, record
 from tests.support.worlds import placed_at, rolling
-from tests.unit.desired.test_watcher import Scene
-
-
-def informer(*kvs) -> Informer:
-    made = Informer(POOL)
-    made.replace(10, kvs)
-    return made
+from tests.unit.desired.test_informer import informer
+from tests.unit.desired.test_watcher import Scene, taken_up
 
 
 def serving(generation: int = 1, **spec) -> Informer:
@@ -252,10 +247,7 @@ async def booted(folder: Path, copy: Path, size: int) -> tuple[int, int | None]:
     scene.cache.restore()
     await scene.cache.rewrite()  # as a boot does after damage
     scene.journal.close()
-    again = Scene(copy)
-    again.cache.restore()
-    again.journal.close()
-    adapter = again.watcher._informer.state.adapters["a"]
+    adapter = taken_up(copy).watcher._informer.state.adapters["a"]
     return adapter.generation, None if adapter.last_good is None else adapter.last_good.generation
 
 
@@ -265,7 +257,4 @@ async def test_what_others_serve_outlives_a_restart(tmp_path):
     scene.cache.adopt("a", GoodRecord(kv("a", 1).value, 1, 1))
     assert scene.cache.placed == {"a"}
     scene.journal.close()
-    again = Scene(tmp_path / "state")
-    again.cache.restore()
-    again.journal.close()
-    assert good(again.watcher._informer) == ("a@1", 1, "v1")
+    assert good(taken_up(tmp_path / "state").watcher._informer) == ("a@1", 1, "v1")

@@ -27,7 +27,7 @@ from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import LEASE, engine_status, presence, replica_status
 from tests.support.waiting import eventually
 from tests.support.worlds import fleet
-from tests.unit.desired.test_watcher import MANY, Played, Scene, end
+from tests.unit.desired.test_watcher import MANY, Played, Scene, end, taken_up
 
 PLACED = [kv(f"n{number}", 1, placement=Placement(replicas=1)) for number in range(40)]
 
@@ -90,9 +90,7 @@ class Told(Played):
     def after_a_restart(self) -> dict[str, Member] | None:
         """What another process would find, to which this one's files are left."""
         self._copies += 1
-        again = Scene(shutil.copytree(self._folder, self._folder.with_name(f"copy-{self._copies}")))
-        again.cache.restore()
-        again.journal.close()
+        again = taken_up(shutil.copytree(self._folder, self._folder.with_name(f"copy-{self._copies}")))
         found = again.mailbox.snapshot.members
         return None if found is None else dict(found)
 

@@ -97,6 +97,14 @@ class Scene:
         return self.cache.state
 
 
+def taken_up(folder: Path) -> Scene:
+    """What a boot finds there; it goes on with nothing."""
+    scene = Scene(folder)
+    scene.cache.restore()
+    scene.journal.close()
+    return scene
+
+
 class Played:
     """A watch that says what it is told."""
 
@@ -195,9 +203,7 @@ async def test_a_watch_or_a_process_that_ends_while_a_list_is_held_begins_with_a
     await scene.listed(50, *MANY)
     await scene.listed(60)
     scene.journal.close()
-    again = Scene(tmp_path / "state")
-    again.cache.restore()
-    again.journal.close()
+    again = taken_up(tmp_path / "state")
     assert (again.state, again.watcher._begin()) == (Relisting(is_begun=False), None)
     assert scene.watcher._begin() is None
     assert scene.state == Relisting(is_begun=True)
