@@ -24,10 +24,8 @@ from registry.runtime.clock import Clock
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.assignment import Assigner, Share
 from sidecar.desired.informer import DesiredState, Informer
-from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.placement import Members
-from sidecar.desired.pool_cache import PoolCache
 from sidecar.engines.driver import USUAL, EngineUnreachable
 from sidecar.engines.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown, Use
 from sidecar.loop.executor import REST_FACTOR, Attempt
@@ -43,6 +41,7 @@ from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import virtual
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
+from tests.support.worlds import observed
 
 
 class Engine:
@@ -201,36 +200,20 @@ async def test_what_is_wanted_of_a_replica_is_what_it_should_serve_by_itself(ter
     assert {report.desired_count for report in reports} == {count}
 
 
-async def test_a_pool_whose_record_cannot_be_read_is_told_as_that(tmp_path):
-    """R14 nack: etcd was reached, and says something that nobody here understands."""
-    mailbox = wanting(1, "a", load="lazy")
-    cache = PoolCache(KEYS, POOL, mailbox, Journal(tmp_path))
-    async with running(Engine(), mailbox) as reports:
-        mailbox.post(replace(mailbox.snapshot, pool_read=False))
-        mailbox.post(cache.with_pool(mailbox.snapshot, b'{"schema": 99}'))
-        await eventually(lambda: reports and "record cannot be followed" in reports[-1].situation.note)
-        mailbox.post(cache.with_pool(mailbox.snapshot, PoolSpec(name=POOL, base_models=["base"]).to_bytes()))
-        await eventually(lambda: reports[-1].situation.ready)
-
-
 def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
     """R9: that a name is there already says nothing of where it was loaded from, and nothing at all a moment later."""
     ref = ArtifactRef("file:///a", "sha256:" + "0" * 64)
     for outcome in (Done(), AlreadyThere(), Unknown("no answer")):
         load = Attempt("a", "a", "/store/new", ref, "e1", outcome)
-        assert load.is_borne_out(listing(a="/store/new"))
-        assert not load.is_borne_out(listing())
-        assert load.is_borne_out(listing(a="/elsewhere")) == isinstance(outcome, AlreadyThere)
+        assert load.is_borne_out(observed({"a": "/store/new"}))
+        assert not load.is_borne_out(observed())
+        assert load.is_borne_out(observed({"a": "/elsewhere"})) == isinstance(outcome, AlreadyThere)
     swap = Attempt("a", "a", "/store/new", ref, "e1", AlreadyThere(), before="/store/old")
-    assert swap.is_borne_out(listing(a="/elsewhere"))
-    assert not swap.is_borne_out(listing(a="/store/old")), "it would be planned again at once, for ever"
+    assert swap.is_borne_out(observed({"a": "/elsewhere"}))
+    assert not swap.is_borne_out(observed({"a": "/store/old"})), "it would be planned again at once, for ever"
     unload = Attempt("a", "a", None, None, "e1", Done())
-    assert unload.is_borne_out(listing(b="/store/b"))
-    assert not unload.is_borne_out(listing(a="/store/new"))
-
-
-def listing(**adapters: str) -> Observed:
-    return Observed(EngineFacts("vllm", "0.32.0", "http://engine", "e1"), ("base",), adapters)
+    assert unload.is_borne_out(observed({"b": "/store/b"}))
+    assert not unload.is_borne_out(observed({"a": "/store/new"}))
 
 
 class Slow(Assigner):
@@ -471,17 +454,12 @@ async def test_one_load_that_hangs_among_many_delays_nothing_else():
 def test_what_is_news_to_an_engine_and_what_was_used_last_outlives_its_processes():
     """R19: after a restart, what was used last is back first, and what is changed from then on is news."""
     backlog = Backlog()
-    first = Observed(
-        EngineFacts("vllm", "0.32.0", "", "e1"), ("base",), {"a": "/a"}, {"a": 5.0, "B@2": 1.0, "gone": 0.0}
-    )
+    first = replace(observed({"a": "/a"}), last_used={"a": 5.0, "B@2": 1.0, "gone": 0.0})
     backlog.look(first, desired(7, "a", "b", load="eager"), 100.0)
     backlog.look(first, desired(8, "a", "b", load="eager"), 200.0)
-    assert backlog.since == 7
-    assert backlog.used_at == {"a": 95.0, "b": 99.0, "gone": 100.0}
-    again = Observed(EngineFacts("vllm", "0.32.0", "", "e2"), ("base",), {}, {})
+    assert (backlog.since, backlog.used_at) == (7, {"a": 95.0, "b": 99.0, "gone": 100.0})
+    again = observed(incarnation="e2")
     backlog.look(again, desired(9, "a", "b", load="eager"), 300.0)
-    assert backlog.since == 9
-    assert backlog.used_at["a"] == 95.0
-    used = Observed(EngineFacts("vllm", "0.32.0", "", "e2"), ("base",), {}, {"a": 1.0})
-    backlog.look(used, desired(10, "a", "b", load="eager"), 400.0)
+    assert (backlog.since, backlog.used_at["a"]) == (9, 95.0)
+    backlog.look(replace(again, last_used={"a": 1.0}), desired(10, "a", "b", load="eager"), 400.0)
     assert (backlog.since, backlog.used_at) == (9, {"a": 399.0, "b": 99.0})

@@ -405,17 +405,3 @@ async def test_a_failure_of_what_nobody_wants_any_more_is_forgotten(monkeypatch)
         mailbox.post(replace(mailbox.snapshot, desired=desired(2, "missing-b", load="eager")))
         await asyncio.sleep(5.0)
         assert set(tracker.failures) == {"missing-b"}
-
-
-@pytest.mark.parametrize("was_serving", [True, False])
-@virtual
-async def test_a_sidecar_that_finds_its_engine_serving_takes_it_for_ready_though_it_refuses_much(was_serving):
-    """R18, R13: it was ready before this sidecar began, and what it serves is not to be lost by a restart."""
-    engine = Odd(Refused("no memory"), takes=False)
-    if was_serving:
-        engine.adapters["good-a"] = A
-    async with running(engine, wanting(1, *(f"good-{letter}" for letter in "abcdef"))) as reports:
-        await asyncio.sleep(60.0)
-        degraded = reports[-1].situation.degraded
-        assert ready(reports) == ((True, "") if was_serving else (False, degraded))
-        assert f"{5 if was_serving else 6} of 6 adapters, or does not list them: no memory" in degraded
