@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 
 from registry.model.records import PoolSpec
@@ -71,7 +70,14 @@ class Mailbox:
 
     async def wait(self, timeout_seconds: float | None) -> None:
         """Returns at the next wake-up, or after the time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._wake.wait()
+        await heard_within(timeout_seconds, self._wake)
         self._wake.clear()
+
+
+async def heard_within(seconds: float | None, news: asyncio.Event) -> bool:
+    """True once there are news, False after so long without any; None: it waits for them."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await news.wait()
+    except TimeoutError:
+        return False

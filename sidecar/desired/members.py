@@ -31,6 +31,7 @@ from registry.model.replica_state import held_by_engine, parse_status, status_of
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
 from registry.runtime.process import Repeats
+from sidecar.desired.mailbox import heard_within
 from sidecar.desired.placement import Members
 from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import MembersChanged
@@ -269,7 +270,8 @@ class MembersWatcher:
         """Calls the roll whenever somebody comes, goes or changes, once it is known who of the first list reports."""
         attendance, pause_seconds, is_begun = self._attendance, ASK_SECONDS, False
         while True:
-            is_news = await self._hear(pause_seconds if attendance.unproven or attendance.silent else None)
+            pause = pause_seconds if attendance.unproven or attendance.silent else None
+            is_news = await heard_within(pause, self._heard)
             self._heard.clear()
             # Those who were found to be silent hold nobody up, however many they are.
             silent = attendance.silent
@@ -282,14 +284,6 @@ class MembersWatcher:
                     self._news.set()
             is_open = is_news or bool(attendance.unproven)
             pause_seconds = ASK_SECONDS if is_open else min(2 * pause_seconds, ASK_SELDOM_SECONDS)
-
-    async def _hear(self, seconds: float | None) -> bool:
-        """True at news of presences, False after so long without any."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._heard.wait()
-        except TimeoutError:
-            return False
 
     async def _ask_all(self, names: Sequence[str]) -> bool:
         """True if it was read of each whether it reports."""

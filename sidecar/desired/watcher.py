@@ -41,7 +41,7 @@ from registry.model.records import AdapterRecord, Meta
 from registry.runtime import tracing
 from registry.runtime.clock import Clock
 from registry.runtime.process import Keep, keep_once
-from sidecar.desired.mailbox import Snapshot
+from sidecar.desired.mailbox import Snapshot, heard_within
 from sidecar.desired.members import MembersWatcher
 from sidecar.desired.pool import PoolWatcher
 from sidecar.desired.pool_cache import Booting, Following, Holding, PoolCache, Relisting
@@ -94,11 +94,9 @@ class Watcher:
         """After a restart the snapshot is good enough once etcd had its chance to say what is newer."""
         if isinstance(self._cache.state, Booting):
             return
-        try:
-            async with asyncio.timeout(BOOT_WAIT_SECONDS):
-                await self._heard.wait()
+        if await heard_within(BOOT_WAIT_SECONDS, self._heard):
             await asyncio.sleep(CATCH_UP_SECONDS)
-        except TimeoutError:
+        else:
             _log.warning("acting_upon_snapshot", revision=self._informer.state.revision)
         if self._cache.is_written:  # a list comes in force by itself
             self._journal.append(AdaptersChanged(self._informer.state.revision, ()))  # etcd may have told of progress

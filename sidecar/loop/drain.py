@@ -124,11 +124,9 @@ class DrainTracker:
     def _is_clear(self, evidence: DrainEvidence, artifact: str) -> bool:
         """By paths where the engine tells them: versions of one name differ in nothing else."""
         if evidence.paths is None:
-            return evidence.is_clear_of(self._known_names(artifact))
+            is_known = artifact not in self._inherited
+            return evidence.is_clear_of(self._names.get(artifact, frozenset()) if is_known else None)
         return artifact not in {self._owns(path) for path in evidence.paths}
-
-    def _known_names(self, artifact: str) -> AbstractSet[str] | None:
-        return None if artifact in self._inherited else self._names.get(artifact, frozenset())
 
     def doubt(self) -> None:
         """Forgets all evidence, where the engine could not be asked."""

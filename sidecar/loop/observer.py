@@ -60,6 +60,7 @@ class EngineObserver:
     """Looks at one engine.
 
     Attributes:
+        observed_at: of the last whole look at the engine, in monotonic seconds.
         problem: why it could not be looked at in full; empty: it could.
         turns: what it said when it was asked to generate, since a call whose outcome is unknown; see `Engine.turns`.
     """
@@ -79,7 +80,7 @@ class EngineObserver:
         self._clock = clock
         self._bases = StartedBases(base)
         self._observed: Observed | None = None
-        self._observed_at = 0.0
+        self.observed_at = 0.0
         self._doubts = 0
         self._told: Observed | None = None
         self._failing_since: float | None = None
@@ -101,11 +102,6 @@ class EngineObserver:
         """Forgets what was seen, or is just being seen. The next look is a new one."""
         self._observed = None
         self._doubts += 1
-
-    @property
-    def observed_at(self) -> float:
-        """Time of the last whole look at the engine, in monotonic seconds."""
-        return self._observed_at
 
     @property
     def look_again_seconds(self) -> float:
@@ -148,7 +144,7 @@ class EngineObserver:
     async def look_at_most_old(self, max_age_seconds: float) -> Observed | None:
         """The engine as it is, or was at most so long ago; None: it cannot be read in full."""
         now = self._clock.monotonic()
-        if self._observed is not None and now - self._observed_at < max_age_seconds:
+        if self._observed is not None and now - self.observed_at < max_age_seconds:
             return self._observed
         self._observed, doubts = None, self._doubts
         try:
@@ -163,7 +159,7 @@ class EngineObserver:
             self._failed_at = now
             return None
         self.problem, self._failing_since = "", None
-        self._observed, self._observed_at = observed if doubts == self._doubts else None, now
+        self._observed, self.observed_at = observed if doubts == self._doubts else None, now
         self._tell(observed)
         return observed
 

@@ -217,21 +217,18 @@ class Reconciler:
 
     def _take_up(self, attempts: tuple[Attempt, ...]) -> None:
         """Takes in calls that have ended; the engine may have changed by them."""
-        for attempt in attempts:
-            self._memory.retries.take_up([attempt], attempt.incarnation)
+        self._memory.retries.take_up(attempts)
+        if attempts:
             self._observer.forget()
 
     async def _look(self) -> Observed | None:
         if self._ownership.refusal or self._probes.several:
             return None
-        is_expecting = self._demand.is_expecting or self._is_hindered
-        return await self._observer.look(has_unsettled=bool(self._memory.retries.unsettled), is_expecting=is_expecting)
-
-    @property
-    def _is_hindered(self) -> bool:
-        """True if the engine was seen in a state in which nothing may be called, which it may leave unnoticed."""
         plan = self._memory.reported.situation.plan if self._memory.reported is not None else None
-        return plan is not None and bool(plan.paused or plan.blocked)
+        # It was seen in a state in which nothing may be called, which it may leave unnoticed.
+        is_hindered = plan is not None and bool(plan.paused or plan.blocked)
+        is_expecting = self._demand.is_expecting or is_hindered
+        return await self._observer.look(has_unsettled=bool(self._memory.retries.unsettled), is_expecting=is_expecting)
 
     async def _make(self, observed: Observed | None, workers: Workers) -> Planned | None:
         """A plan from this look and one snapshot; None: there cannot be one now, and the status says why."""

@@ -79,7 +79,7 @@ class RetryTracker:
 
     def _bear_out(self, done: Sequence[Attempt]) -> None:
         """Drops what these mended. Where others load, what failed is tried again sooner."""
-        recovered = [one for one in done if self._recover(one.key, one) and one.ref is not None]
+        recovered = [one for one in done if self._recover(one) and one.ref is not None]
         if any(one.ref is not None for one in done):
             self._release({key for key, one in self.failures.items() if one.is_engines}, len(recovered))
         if recovered:
@@ -100,12 +100,12 @@ class RetryTracker:
         if attempt.ref is not None:
             self._missed[attempt.key] = attempt
 
-    def _recover(self, key: str, attempt: Attempt) -> bool:
+    def _recover(self, attempt: Attempt) -> bool:
         """Drops the failure that an attempt mended; True if there was one. An unload mends none of a load."""
-        failure = self.failures.get(key)
+        failure = self.failures.get(attempt.key)
         if failure is None or (attempt.ref is None and failure.ref is not None):
             return False
-        del self.failures[key]
+        del self.failures[attempt.key]
         return True
 
     def _has_ended(self, key: str, turns: bool | None) -> bool:
@@ -120,24 +120,21 @@ class RetryTracker:
         What has failed since others succeeded is likely to fail again. Of that, a few are tried for each that did
         recover, so that many come back as fast as they do, and many that cannot cost little.
         """
-        again = sorted((key for key in keys if self.failures[key].others_succeed), key=self._order_of)
-        now, released = self._now(), (keys - set(again)) | set(again[: RELEASED_FOR_EACH * recovered])
+        again = sorted((self.failures[key].attempts, key) for key in keys if self.failures[key].others_succeed)
+        put_off = {key for _, key in again[RELEASED_FOR_EACH * recovered :]}  # the least tried come first
+        now, released = self._now(), keys - put_off
         for key in released:
             failure = self.failures[key]
             if failure.retry_at is not None:
                 self.failures[key] = replace(failure, retry_at=now, others_succeed=True)
 
-    def _order_of(self, key: str) -> tuple[int, str]:
-        """The least tried first."""
-        return self.failures[key].attempts, key
-
-    def take_up(self, attempts: Iterable[Attempt], incarnation: str) -> None:
-        """Notes calls that were made to a process of the engine."""
+    def take_up(self, attempts: Iterable[Attempt]) -> None:
+        """Notes calls that have ended."""
         for attempt in attempts:
             failure = after_call(
                 attempt.outcome,
                 attempt.ref,
-                incarnation,
+                attempt.incarnation,
                 self.failures.get(attempt.key),
                 now=self._now(),
                 uniform=self._clock.rng.uniform,

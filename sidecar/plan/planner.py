@@ -26,7 +26,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, zip_longest
-from math import inf
 from typing import TypeVar
 
 from registry.model.names import name_key
@@ -208,8 +207,8 @@ def in_turn(actions: Iterable[Action], desired: DesiredState, known: PlanContext
             eager.append((adapter, action))
         else:
             (unloads if isinstance(action, Unload) else others).append(action)
-    by_worth = sorted(eager, key=lambda one: (-one[0].priority, -known.used_at.get(one[0].key, -inf), one[0].key))
-    since = inf if known.since is None else known.since
+    by_worth = sorted(eager, key=lambda one: (-one[0].priority, -known.used_at.get(one[0].key, -math.inf), one[0].key))
+    since = math.inf if known.since is None else known.since
     news = sorted((one for one in by_worth if one[0].revision > since), key=lambda one: -one[0].revision)
     turns = chain.from_iterable(zip_longest(news, by_worth))
     return [*unloads, *dict.fromkeys(one[1] for one in turns if one is not None), *others]
@@ -376,9 +375,9 @@ def _decide_kept(
     """The same of an earlier generation that is kept; what is there under its name is replaced by nothing."""
     condition, step = _decide(adapter, chosen, observed, known, now)
     step = _under_its_key(adapter, step)
-    return condition, replace(step, beside=True) if isinstance(step, Load) else step if isinstance(
-        step, Stage
-    ) else None
+    if isinstance(step, Load):
+        return condition, replace(step, beside=True)
+    return condition, step if isinstance(step, Stage) else None
 
 
 def _not_planned(decided: Iterable[tuple[Condition, Action | None]], planned: Iterable[Action]) -> list[Action]:

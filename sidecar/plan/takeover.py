@@ -48,11 +48,13 @@ def needed_names(
     """
     leaving = {one.name: one for one in plan.leaving}
     common = {one.key: _selector(one) for one in plan.chosen.wanted}
-    served = {selector for selector in common.values() if selector is not None and _is_ready(selector, others)}
+    selectors = {selector for selector in common.values() if selector is not None}
+    served = {selector for selector in selectors if need_of_common([selector], others) is Need.NOTHING}
 
     def is_needed(name: str) -> bool:
         if (handoff := leaving.get(name)) is not None:
-            return not _is_served(verdicts.get(handoff, Waiting()))
+            verdict = verdicts.get(handoff, Waiting())
+            return not (isinstance(verdict, Taken) or verdict.elsewhere)
         key = key_of(name)
         return key in common and common[key] not in served
 
@@ -64,11 +66,3 @@ def _selector(adapter: DesiredAdapter) -> Selector | None:
     if adapter.terms is None:
         return EVERYWHERE
     return None if adapter.terms.is_counted else adapter.terms.selector
-
-
-def _is_ready(selector: Selector, others: Collection[OtherReplica]) -> bool:
-    return need_of_common([selector], others) is Need.NOTHING
-
-
-def _is_served(verdict: HandoffVerdict) -> bool:
-    return isinstance(verdict, Taken) or verdict.elsewhere

@@ -93,7 +93,7 @@ class Announcement:
 
     async def until_served_is_known(self, before: Presence) -> None:
         """Returns when it is known what the engine serves, or something else is announced than `before`."""
-        while self._looks_like(before) and not self._knows_what_is_served:
+        while self._looks_like(before) and (self._newest is None or not tells_what_is_served(self._newest())):
             await self._wait()
 
     def _looks_like(self, before: Presence) -> bool:
@@ -103,10 +103,6 @@ class Announcement:
             for found in (before, self.presence)
         )
         return one == other
-
-    @property
-    def _knows_what_is_served(self) -> bool:
-        return self._newest is not None and tells_what_is_served(self._newest())
 
     async def _wait(self) -> None:
         self._news.clear()

@@ -24,6 +24,7 @@ from registry.model.replica_state import Expectation, StatusReading, evaluate
 from registry.runtime.clock import Clock
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.desired.last_good import GoodRecord
+from sidecar.desired.mailbox import heard_within
 from sidecar.desired.pool_cache import PoolCache
 from sidecar.plan.types import Plan, RoundReport
 from sidecar.report.status_reader import StatusReader
@@ -65,16 +66,9 @@ class GoodFinder:
                 tries = 1 if self._news.is_set() else tries + 1
                 self._news.clear()
                 await self._ask()
-                await self._rest(PAUSE.delay(tries, self._clock.rng.uniform))
+                await heard_within(PAUSE.delay(tries, self._clock.rng.uniform), self._news)
             self._news.clear()
             await self._news.wait()
-
-    async def _rest(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        except TimeoutError:
-            return
 
     async def _ask(self) -> None:
         """Reads once; nothing while the desired state may be old."""

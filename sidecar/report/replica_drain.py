@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from enum import Enum
 
 import structlog
@@ -38,7 +38,7 @@ from registry.model.errors import RegistryError
 from registry.model.keys import Keys
 from registry.model.status import DrainOrder, Presence
 from registry.runtime.clock import Clock
-from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.mailbox import Mailbox, heard_within
 from sidecar.desired.placement import NOBODY
 from sidecar.engines.driver import Engine, HidesNames
 from sidecar.engines.observed import Done
@@ -150,9 +150,7 @@ class ReplicaDrain:
             seconds = None
         else:
             seconds = LOOK_SECONDS if self._cause is not None and self._shown != frozenset() else HIDE_AGAIN_SECONDS
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+        await heard_within(seconds, self._changed)
 
     async def _needed_names(self) -> frozenset[str]:
         """Names in the engine's list that no other replica is known to serve."""

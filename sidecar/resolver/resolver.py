@@ -20,7 +20,7 @@ from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.staging import Staging
 from sidecar.artifacts.types import ArtifactStore, Stage, Staged
 from sidecar.desired.informer import DesiredAdapter
-from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.mailbox import Mailbox, heard_within
 from sidecar.engines.driver import EngineError
 from sidecar.engines.observed import Use
 from sidecar.ownership import Ownership
@@ -172,7 +172,7 @@ class Resolver:
                 if answer.reason == NO_ROOM:
                     self._note_crowded(name)
                 return Unresolved(answer.reason)
-            await self._look_out(min(left, LOOK_SECONDS))
+            await heard_within(min(left, LOOK_SECONDS), self._news)
             asker = asker or await self._asker()
             answer = self._consider(name, asker)
         return answer
@@ -183,14 +183,6 @@ class Resolver:
         adapter = None if desired is None else self._demand.catalogue.whole(desired, key)
         if adapter is not None:
             self._demand.troubles.note(key, Failure(adapter.ref, None, NO_ROOM, CROWDED, 1, now, since=now))
-
-    async def _look_out(self, timeout_seconds: float) -> None:
-        """Returns when something was staged, or after the time."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._news.wait()
-        except TimeoutError:
-            return
 
     async def _recall(self, name: str) -> None:
         """Looks beside the event loop at files that an earlier process may have staged."""
@@ -248,12 +240,10 @@ class Resolver:
         match decide(adapter, staged, terms, self._demand.troubles.of(adapter.key), now=now):
             case Reject(failure):
                 return self._refuse(adapter, failure)
-            case Fetch():
-                return self._bring(adapter, adapter.name)
-            case Serve(staged):
-                if not self._means.store.is_intact(staged.path):
-                    return self._bring(adapter, adapter.name)
+            case Serve(staged) if self._means.store.is_intact(staged.path):
                 return self._serve(adapter, _resolved(adapter, staged, terms), now)
+            case Fetch() | Serve():
+                return self._bring(adapter, adapter.name)
 
     def _refuse(self, adapter: DesiredAdapter, failure: Failure) -> Answer | _NotYet:
         if failure != self._demand.troubles.of(adapter.key):

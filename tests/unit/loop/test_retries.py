@@ -58,7 +58,7 @@ def attempt(name: str, outcome: Outcome) -> Attempt:
 
 def refuse(tracker: RetryTracker, names: Iterable[str], times: int = 1) -> None:
     for _ in range(times):
-        tracker.take_up([attempt(name, Refused("no")) for name in names], "e1")
+        tracker.take_up([attempt(name, Refused("no")) for name in names])
 
 
 def observed(*names: str) -> Observed:
@@ -66,7 +66,7 @@ def observed(*names: str) -> Observed:
 
 
 def load(tracker: RetryTracker, *names: str) -> None:
-    tracker.take_up([attempt(name, Done()) for name in names], "e1")
+    tracker.take_up([attempt(name, Done()) for name in names])
     tracker.settle(observed(*names), turns=True)
 
 
@@ -96,7 +96,7 @@ def test_what_is_refused_again_and_again_takes_turns(began, held, tracker):
     held.now = began + seconds
     refuse(tracker, due(tracker, held.now))
     assert len(due(tracker, held.now + seconds)) == 10
-    tracker.take_up([attempt("busy", Transient("m")), attempt("none", NoEffect("m"))], "e1")
+    tracker.take_up([attempt("busy", Transient("m")), attempt("none", NoEffect("m"))])
     assert [tracker.failures[key].retry_at for key in ("busy", "none")] == [held.now + 1.0, None], "out of turn"
 
 
@@ -131,9 +131,9 @@ def test_an_unload_does_not_have_what_would_not_load_tried_at_once(held, tracker
     theirs = Observed(EngineFacts("vllm", "1", "u", "e1"), ("base",), {"a": "/theirs"})
     unload = replace(attempt("a", Done()), path=None, ref=None)
     for tries in range(1, 4):
-        tracker.take_up([attempt("a", Done())], "e1")
+        tracker.take_up([attempt("a", Done())])
         tracker.settle(theirs, turns=True)
-        tracker.take_up([unload], "e1")
+        tracker.take_up([unload])
         tracker.settle(observed(), turns=True)
         assert (tracker.failures["a"].reason, tracker.failures["a"].attempts) == ("not_listed", tries)
         assert due(tracker, held.now) == set()
@@ -142,7 +142,7 @@ def test_an_unload_does_not_have_what_would_not_load_tried_at_once(held, tracker
 
 
 def miss(tracker: RetryTracker, names: Iterable[str], seen: Observed) -> None:
-    tracker.take_up([attempt(name, Done()) for name in names], "e1")
+    tracker.take_up([attempt(name, Done()) for name in names])
     tracker.settle(seen, turns=True)
 
 
@@ -234,8 +234,8 @@ def test_a_failure_is_forgotten_with_what_it_was_of(tracker):
     adapter = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
 
     def left(observed: Observed, wanted: DesiredAdapter | None) -> set[str]:
-        tracker.take_up([attempt("a", Refused("no"))], "e1")
-        tracker.take_up([Attempt("gone", "gone", None, None, "e1", Refused("no"))], "e1")
+        tracker.take_up([attempt("a", Refused("no"))])
+        tracker.take_up([Attempt("gone", "gone", None, None, "e1", Refused("no"))])
         tracker.forget_others(observed, lambda key: wanted if key == "a" else None)
         return set(tracker.failures)
 
@@ -258,7 +258,7 @@ def test_a_lost_answer_is_settled_by_the_listing_once_its_call_has_ended(turns, 
     """R17: "cannot tell" is not "hangs"; a second load is not made before."""
     assert USUAL.load_seconds <= UNTOLD_SECONDS <= 2 * USUAL.load_seconds, "it is given the time that it may take"
     held.now = 1000.0
-    tracker.take_up([attempt("a", Unknown("lost"))], "e1")
+    tracker.take_up([attempt("a", Unknown("lost"))])
     for now in (0.0, UNTOLD_SECONDS - 0.1, UNTOLD_SECONDS):
         held.now = 1000.0 + now
         tracker.settle(observed(), turns=turns)
@@ -269,7 +269,7 @@ def test_a_lost_answer_is_settled_by_the_listing_once_its_call_has_ended(turns, 
 @pytest.mark.parametrize("outcome", [Done(), Unknown("lost")])
 def test_what_a_process_was_told_that_is_gone_is_no_failure_of_the_next(outcome, tracker):
     """R8, R17: it never heard of it, and is told at once."""
-    tracker.take_up([attempt("a", outcome)], "e1")
+    tracker.take_up([attempt("a", outcome)])
     other = Observed(EngineFacts("vllm", "1", "u", "e2"), ("base",), {})
     tracker.settle(other, turns=False)
     assert (tracker.failures, tracker.loads(), tracker.unsettled) == ({}, set(), set())
@@ -297,7 +297,7 @@ def test_what_calls_may_yet_come_to_is_known_until_a_look_has_told(tracker):
     """R7 files-pinned: the files of loads and swaps; an unload reads none, nor does a call that was never made."""
     unload = Attempt("gone", "gone", None, None, "e1", Done())
     lost = [attempt("x", EngineGone("it is away")), attempt("y", EnginePaused("it sleeps"))]
-    tracker.take_up([attempt("a", Done()), attempt("b", Unknown("lost")), unload, *lost], "e1")
+    tracker.take_up([attempt("a", Done()), attempt("b", Unknown("lost")), unload, *lost])
     assert (tracker.loads(), tracker.unsettled, tracker.failures) == ({("a", "/a"), ("b", "/b")}, {"b"}, {})
     tracker.settle(observed("a", "b"), turns=True)
     assert (tracker.loads(), tracker.unsettled, tracker.failures) == (set(), set(), {})
@@ -317,8 +317,8 @@ def test_an_unload_that_recovers_has_nothing_else_tried(held, tracker):
     load(tracker, "new")
     refuse(tracker, NAMES)
     gone = Attempt("gone", "gone", None, None, "e1", Refused("no"))
-    tracker.take_up([gone], "e1")
-    tracker.take_up([replace(gone, outcome=Done()), attempt("newer", Done())], "e1")
+    tracker.take_up([gone])
+    tracker.take_up([replace(gone, outcome=Done()), attempt("newer", Done())])
     tracker.settle(observed("newer"), turns=True)
     assert "gone" not in tracker.failures
     assert due(tracker, held.now) == set()
@@ -335,7 +335,7 @@ def test_after_one_recovers_the_next_refusals_take_turns_from_now(tracker):
 @pytest.mark.parametrize("turns", [True, False, None])
 def test_what_was_said_to_be_done_and_is_not_listed_has_failed_whether_or_not_the_engine_generates(turns, tracker):
     """R9 status-truth: it has ended, so nothing is waited for."""
-    tracker.take_up([attempt("a", Done())], "e1")
+    tracker.take_up([attempt("a", Done())])
     tracker.settle(observed(), turns=turns)
     assert (tracker.failures["a"].reason, tracker.loads()) == ("not_listed", set())
 
@@ -364,7 +364,7 @@ def test_files_that_come_mend_nothing_that_the_engine_said(held, tracker):
     tracker.staged(stages["a"])
     assert due(tracker, held.now) == {"b", "c"}
     engines = Attempt("f", "f", "/f", stages["f"].ref, "e1", Refused("no"))
-    tracker.take_up([engines], "e1")
+    tracker.take_up([engines])
     tracker.staged(stages["f"])
     assert tracker.failures["f"].reason == "engine_refused"
     assert due(tracker, held.now) == {"b", "c"}
@@ -375,11 +375,11 @@ def test_a_failure_that_comes_after_the_change_is_not_dropped_for_it(tracker):
     ref = ArtifactRef("file:///a", None)
     first = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
     second = replace(first, generation=2)
-    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Refused("no"))], "e1")
+    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Refused("no"))])
     tracker.ask_again(lambda _key: first)
-    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Done())], "e1")
+    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Done())])
     tracker.settle(observed("a"), turns=True)
     tracker.ask_again(lambda _key: second)
-    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Refused("no"))], "e1")
+    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Refused("no"))])
     tracker.ask_again(lambda _key: second)
     assert "a" in tracker.failures
