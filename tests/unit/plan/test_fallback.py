@@ -111,7 +111,8 @@ def test_while_the_newest_is_fetched_the_last_good_one_is_loaded_if_it_is_there(
     assert [one.name for one in made.stage] == ["a"]
     assert plan(state, observed({"a": "v1"}), context(state, "v1")).calls == ()
     swap = Swap("a", path_of("v1"), path_of("v2"), state.adapters["a"].ref, "req-a-2")
-    assert plan(state, observed({"a": "v1"}), context(state, "v1", "v2")).calls == (swap,)
+    made = plan(state, observed({"a": "v1"}), context(state, "v1", "v2"))
+    assert (made.calls, made.is_destructive) == ((swap,), True)
     assert plan(state, observed(), context(state)).stage == (Stage("a", state.adapters["a"].ref, "req-a-2"),)
 
 

@@ -83,15 +83,6 @@ def test_what_the_engine_lists_with_the_right_path_is_served():
     assert made.is_settled
 
 
-def test_new_weights_are_swapped_in_only_when_they_are_staged():
-    state = wants({"a": "v2"})
-    waiting = plan(state, observed({"a": "v1"}), known(state))
-    assert (len(waiting.stage), waiting.calls) == (1, ())
-    made = plan(state, observed({"a": "v1"}), known(state, "v2"))
-    assert made.calls == (Swap("a", path_of("v1"), path_of("v2"), ref_of(state, "a"), "req-a-1"),)
-    assert made.is_destructive
-
-
 @pytest.mark.parametrize(("engine", "is_served"), [({}, False), ({"a": "v0"}, False), ({"a": "v1"}, True)])
 def test_what_is_not_proven_is_proven_before_an_engine_is_given_it(engine, is_served):
     """R21: neither loaded nor swapped in. R13: what the engine serves since before we started is proven meanwhile."""

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.unit.resolver.test_resolver import Refusing, Scene
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory with a path that a socket's can begin with."""
+    made = Path(tempfile.mkdtemp(prefix="lp-"))
+    yield made
+    shutil.rmtree(made)
 
 
 @pytest.fixture

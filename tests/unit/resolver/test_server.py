@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import socket
 import struct
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -64,16 +62,14 @@ class Asker:
 
 
 @pytest.fixture
-async def asker(monkeypatch) -> AsyncIterator[Asker]:
+async def asker(folder, monkeypatch) -> AsyncIterator[Asker]:
     monkeypatch.setattr(module, "TRANSFER_SECONDS", 60.0)
-    folder = Path(tempfile.mkdtemp(prefix="lp-"))
     socket_file, answers = SocketFile(folder / "s"), Answers()
     task = asyncio.create_task(ResolverServer(socket_file.listener, answers).run())
     yield Asker(folder / "s", answers)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     socket_file.close()
-    shutil.rmtree(folder)
 
 
 async def test_one_question_has_one_answer_and_the_connection_ends(asker):
@@ -148,9 +144,8 @@ class Running(Answers):
         return await super().ask(name)
 
 
-async def test_questions_are_answered_until_it_is_cancelled():
+async def test_questions_are_answered_until_it_is_cancelled(folder):
     """Then nothing is left: the engine is told at once that nobody answers."""
-    folder = Path(tempfile.mkdtemp(prefix="lp-"))
     asker = Asker(folder / "s", Running())
     answering = asyncio.create_task(module.answer_questions(folder / "s", asker.answers))  # type: ignore[arg-type]
     await eventually((folder / "s").exists)
@@ -158,7 +153,6 @@ async def test_questions_are_answered_until_it_is_cancelled():
     answering.cancel()
     await asyncio.gather(answering, return_exceptions=True)
     assert not (folder / "s").exists()
-    shutil.rmtree(folder)
 
 
 FORM = b'{"schema":1,"name":"a","base_model":"%s"}'

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sidecar.resolver.server import MODE, SocketFile, SocketUnusable
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="lp-"))
-    yield made
-    shutil.rmtree(made)
 
 
 def test_the_group_may_ask_and_what_a_dead_process_left_is_replaced(folder):

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -250,17 +251,12 @@ async def test_files_with_secrets_and_keys_are_followed_where_they_are_named(tmp
 
 async def test_at_a_signal_it_hands_over_before_it_ends():
     """R20 drain: not before, and for as long as it may take."""
-    heard, stop = list[float](), asyncio.Event()
-
-    async def hand_over(seconds: float) -> None:
-        heard.append(seconds)
-
-    drain: Any = type("Drain", (), {"wait_at_end": lambda _, seconds: hand_over(seconds)})()
+    stop, drain = asyncio.Event(), Mock(wait_at_end=AsyncMock())
     ending = asyncio.create_task(module._end(stop, drain, 7.0))
     for _ in range(3):
         await asyncio.sleep(0)
-    assert (heard, ending.done()) == ([], False)
+    assert (drain.mock_calls, ending.done()) == ([], False)
     stop.set()
     with pytest.raises(module._Ended):
         await ending
-    assert heard == [7.0]
+    drain.wait_at_end.assert_awaited_once_with(7.0)
