@@ -52,9 +52,11 @@ class AnswerMemory:
     Attributes:
         told: answers by name key, some of them just over.
         expected: name keys of what it is soon to list.
+        asked: name keys of what it asked for, whatever the answer was, until whoever tells uses takes them out.
     """
 
     def __init__(self) -> None:
+        self.asked: set[str] = set()
         self.told: dict[str, Answered] = {}
         self.expected: set[str] = set()
         self._in_vain: dict[str, tuple[str, str]] = {}
@@ -110,7 +112,6 @@ class ResidentSet:
         troubles: why some were refused.
         terms: what questions are decided by; None: none may be answered now.
         is_paused: the engine may not be given anything now.
-        asked: name keys of what it asked for, whatever the answer was, until whoever tells uses takes them out.
     """
 
     def __init__(self, catalogue: Catalogue, *, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -119,7 +120,6 @@ class ResidentSet:
         self.troubles = Troubles()
         self.terms: ServingLimits | None = None
         self.is_paused = False
-        self.asked: set[str] = set()
         self._idle_seconds = idle_seconds
         self._open: Counter[str] = Counter()
         self._crowded: set[str] = set()
@@ -139,6 +139,11 @@ class ResidentSet:
             self._open[key] -= 1
             if not self._open[key]:
                 del self._open[key]
+
+    @property
+    def asked(self) -> set[str]:
+        """Name keys of the adapters that were asked for, see `AnswerMemory`."""
+        return self._answers.asked
 
     def is_asked(self, key: str) -> bool:
         """True while a question about the name is open: an engine call for it would wait for its answer."""
