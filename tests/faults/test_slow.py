@@ -8,7 +8,7 @@ from pathlib import Path
 from registry.model.records import AdapterRecord
 from tests.faults.test_links import events, serves
 from tests.support.adapters import digest_of
-from tests.support.etcd import Cluster, compact
+from tests.support.etcd import Cluster
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
 
@@ -57,28 +57,6 @@ async def test_a_frozen_sidecar_catches_up_with_a_flood(one, hand: Hand, engine:
         assert events(sidecar, "plan_made") - plans < CHANGES / 2
         assert events(sidecar, "listed") == 1
         assert len(_calls(sidecar)) == len(NAMES)
-    finally:
-        sidecar.program.kill()
-
-
-async def test_a_frozen_sidecar_lists_what_was_compacted_meanwhile(
-    one: Cluster, hand: Hand, engine: SimulatedEngine, tmp_path
-):
-    """Faults 7, 13: R2, R6; a deletion that no watch can tell of any more is found by the list."""
-    sidecar = await _serving(one, hand, engine, tmp_path)
-    try:
-        sidecar.program.signal(signal.SIGSTOP)
-        await flood(hand)
-        revision = await hand.delete("n0")
-        client = one.patient()
-        await compact(client, revision)
-        await client.aclose()
-        one.members[0].stop()  # its buffers for the watch end with it
-        one.members[0].start()
-        await one.ready()
-        sidecar.program.signal(signal.SIGCONT)
-        await serves(engine, *NAMES[1:])
-        await eventually(lambda: events(sidecar, "listed") == 2)
     finally:
         sidecar.program.kill()
 

@@ -28,7 +28,6 @@ from tests.support.etcd import PATIENCE_SECONDS, ROOT, Cluster, etcdctl, make_cl
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
 from tests.support.processes import Program
 from tests.support.ran import Ran
-from tests.support.tls import Authority, server_flags
 from tests.support.waiting import eventually
 
 KEYS = Keys()
@@ -317,25 +316,3 @@ async def test_the_replicas_of_a_pool_get_users_without_passwords(guarded: Guard
     late = await guarded.cli("apply", "--replica", "q/r9", "--password-dir", str(guarded.folder / "passwords"))
     assert (late.code, "etcdctl user delete" in late.err) == (2, True), late.err
     assert not guarded.file(replica_user("q", "r9")).exists(), "a password that does not work"
-
-
-async def test_a_user_without_a_password_is_known_by_its_certificate(tmp_path: Path):
-    """A4 own-keys."""
-    authority = Authority(tmp_path / "authority", "ours")
-    root = authority.issue("root")
-    flags = server_flags(authority.issue("server"), client_certificates=True)
-    ours = "--etcd-tls-ca", str(root.ca), "--etcd-tls-cert", str(root.certificate), "--etcd-tls-key", str(root.key)
-    as_root = "--cacert", str(root.ca), "--cert", str(root.certificate), "--key", str(root.key)
-    async with running_etcd(make_cluster(tmp_path / "etcd", flags=flags, tls=root)) as cluster:
-        guarded = Guarded(cluster, tmp_path)
-        assert (await guarded.cli("apply", "--replica", f"{POOL}/r1", *ours)).code == 0
-        for words in ("user add root --no-password", "user grant-role root root", "auth enable"):
-            await etcdctl(cluster, *as_root, *words.split())
-        checked = await guarded.cli("check", *ours)
-        assert (checked.code, checked.json) == (0, {"excess": [], "enabled": True})
-        mine = cluster.options(tls=authority.issue(replica_user(POOL, "r1")), call_timeout_seconds=PATIENCE_SECONDS)
-        async with aclosing(Client(mine)) as client:
-            await client.txn(Txn((), tuple(Put(key, b"1") for key in OWN)))
-            for key in FOREIGN:
-                with pytest.raises(EtcdPermissionDenied):
-                    await client.txn(Txn((), (Put(key, b"x"),)))

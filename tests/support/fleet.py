@@ -277,8 +277,8 @@ class PlacedFleet:
     """Replicas that come and go, and who lists what.
 
     Attributes:
-        engines: by replica; an engine outlives its sidecar.
-        members: the replicas whose sidecars run.
+        engines: by replica.
+        members: the replicas.
         too_few: what was unloaded, and where, so that fewer than should were left to serve it.
     """
 
@@ -296,7 +296,6 @@ class PlacedFleet:
     async def start(
         self,
         *replicas: str,
-        capacity: int | None = None,
         max_rank: int | None = None,
         may_read: bool = True,
         **labels: str,
@@ -306,7 +305,6 @@ class PlacedFleet:
             engine = SimulatedVllm(Options(served_model_name=BASE), partial(self._note, replica))
             url = await self._stack.enter_async_context(serving(engine))
             extra = ["--labels", ",".join(f"{key}={value}" for key, value in labels.items())] if labels else []
-            extra += ["--engine-max-cpu-loras", str(capacity)] if capacity else []
             extra += ["--engine-max-rank", str(max_rank)] if max_rank else []
             etcd, sources = self._etcd, self._hand.sources if may_read else self._folder / "elsewhere"
             sidecar = Sidecar(
@@ -316,18 +314,13 @@ class PlacedFleet:
             self._stack.push_async_callback(asyncio.to_thread, sidecar.program.stop)
             sidecar.program.start()
             self.engines[replica], self.sidecars[replica] = engine, sidecar
-            self.members[replica] = Member(replica, labels, capacity)
+            self.members[replica] = Member(replica, labels)
 
     async def are_known(self) -> bool:
         """Whether the presences in etcd are those of all members."""
         prefix = self._hand.keys.replicas(POOL)
         found = await self._hand.client.range(Range(prefix, prefix_end(prefix)))
         return {last_part(kv.key) for kv in found.kvs} == self.members.keys()
-
-    def kill(self, replica: str) -> None:
-        """Kills its sidecar; its engine goes on, and nobody counts on it."""
-        self.sidecars[replica].program.kill()
-        del self.members[replica]
 
     async def want(self, *records: AdapterRecord) -> None:
         """Writes records."""
@@ -341,10 +334,6 @@ class PlacedFleet:
     def expected(self, name: str) -> set[str]:
         """The live replicas that are to serve it."""
         return set(assigned(POOL, name, self._wanted[name].spec, self.members.values(), {}).serving)
-
-    def share(self, replica: str) -> set[str]:
-        """What a replica is to serve."""
-        return {name for name in self._wanted if replica in self.expected(name)}
 
     def is_placed(self) -> bool:
         """Whether everything is where it is to be, and nowhere else."""

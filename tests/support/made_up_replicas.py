@@ -70,10 +70,10 @@ class SaidReplicas:
         )
         await self._put(self._keys.status(POOL, name), status.to_bytes())
 
-    async def all_serve(self, revision: int) -> None:
+    async def all_serve(self, revision: int, **fields: Any) -> None:
         """All who live serve everything as of `revision`."""
         for name in self.members:
-            await self.say(name, revision)
+            await self.say(name, revision, **fields)
 
     async def refuse(self, name: str, adapter: str, generation: int, revision: int) -> None:
         """It refuses a generation for good."""

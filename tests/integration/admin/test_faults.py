@@ -13,7 +13,6 @@ from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, refused, wait_ready
 from tests.support.etcd import make_cluster, running_etcd
 from tests.support.history_check import History, check_history, read_history
-from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 PREFIX = "/faults"
@@ -42,24 +41,6 @@ def _check_truth(keys: Keys, history: History, outcomes: dict[str, int | str]) -
             assert done.get(name) == outcome, f"W1: {name} was acknowledged at {outcome}"
         elif outcome not in {"OUTCOME_UNKNOWN", "DEADLINE_EXCEEDED"}:
             assert name not in done, f"W8: {name} was refused with {outcome}, and applied"
-
-
-async def test_cut_connections(etcd, ledger):
-    """W1, W3, W5, W8: connections are cut after any number of bytes; every reply and every refusal is true."""
-    async with (
-        Proxy(etcd.cluster.members[0].client_port) as proxy,
-        admin_inside([proxy.endpoint], etcd.prefix) as admin,
-    ):
-        await wait_ready(admin)
-        await make_pool(admin)
-        await admin.stub.SetTenant(pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=12)))
-        requests = {f"r{i}": change_set(put(f"acme/n{i}"), request_id=f"r{i}") for i in range(20)}
-        for bytes_each, seconds in (([40, 90, 200, 500, 1300, 2500], 8), (None, 60)):
-            proxy.cut_after(itertools.cycle(bytes_each) if bytes_each else None)
-            proxy.cut()
-            told = await asyncio.gather(*(_tell(admin, one, seconds) for one in requests.values()))
-            _check_truth(ledger.keys, await ledger.history(), dict(zip(requests, told, strict=True)))
-    assert sum(isinstance(one, int) for one in told) == 12, told
 
 
 async def test_kill_nine_of_every_member(tmp_path):

@@ -1,34 +1,19 @@
-"""Rollouts with canaries, on a real etcd over real gRPC, ended by one admin service of several."""
+"""What an admin service does by itself, on a real etcd over real gRPC: rollouts with canaries, numbers of replicas."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Any
 
-import grpc
 import pytest
 from grpc import StatusCode
 
-from registry.etcd3.ops import Range, prefix_end
+from registry.model.status import AdapterLoad, ReportedLoad
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import Admin, admin_inside, change_set, put, refusal, refused, wait_ready
+from tests.support.admin import admin_inside, change_set, put, refusal, wait_ready
 from tests.support.made_up_replicas import SaidReplicas
 from tests.support.waiting import eventually
 
 NAME = "acme/a"
-
-
-@pytest.fixture
-async def services(etcd, ledger, admin) -> AsyncIterator[list[Admin]]:
-    """Three, each with its rollout controller."""
-    async with AsyncExitStack() as stack:
-        others = [await stack.enter_async_context(admin_inside(etcd.endpoints, etcd.prefix)) for _ in range(2)]
-        for one in others:
-            await wait_ready(one)
-        yield [admin, *others]
 
 
 @pytest.fixture
@@ -39,63 +24,17 @@ async def replicas(ledger, admin) -> SaidReplicas:
     return said
 
 
-async def begun(admin, *names: str, **strategy: Any) -> int:
-    """Generation 1 for all, generation 2 for canaries; the revision of that."""
-    how = pb.Strategy(**{"canary_replicas": "34%", "soak_seconds": 0, **strategy})
-    for uri in ("file:///a/v1", "file:///a/v2"):
-        changed = await admin.stub.ApplyAdapters(change_set(*(put(name, uri, strategy=how) for name in names)))
-    return changed.revision
+async def stands(admin) -> pb.Adapter:
+    return await admin.stub.GetAdapter(pb.GetAdapterRequest(pool="p", name=NAME))
 
 
-async def adapters(admin) -> dict[str, pb.Adapter]:
-    return {one.name: one for one in (await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p"))).adapters}
-
-
-async def all_over(admin) -> bool:
-    return not any(one.HasField("rollout") for one in (await adapters(admin)).values())
-
-
-async def audits(ledger) -> list[dict]:
-    prefix = ledger.keys.audit("p", "")
-    found = await ledger.client.range(Range(prefix, prefix_end(prefix)))
-    return [json.loads(kv.value) for kv in found.kvs]
-
-
-async def test_many_admin_services_promote_once(ledger, services, replicas):
-    """W2, W3 idempotent, W6, W7: three conductors see the same at the same time, and it is done once."""
-    names = [f"acme/n{number}" for number in range(8)]
-    revision = await begun(services[0], *names)
-    before = await adapters(services[0])
-    assert {one.rollout.stable_spec.source.uri for one in before.values()} == {"file:///a/v1"}
-    await replicas.all_serve(revision)
-    await eventually(lambda: all_over(services[1]))
-    after = await adapters(services[0])
-    assert {(one.generation, one.spec.source.uri) for one in after.values()} == {(2, "file:///a/v2")}
-    told = [one for one in await audits(ledger) if one["method"] == "PromoteRollout"]
-    assert sorted(one["changes"][0]["name"] for one in told) == names
-    assert {(one["principal"], one["role"]) for one in told} == {("loraplane-admin", "conductor")}
-    await ledger.check()
-
-
-async def test_abortions_against_conductors(ledger, services, replicas):
-    """W4, W6, W7: of promotion and abortion one wins, whole, and the other is told so."""
-    names = [f"acme/n{number}" for number in range(6)]
-    revision = await begun(services[0], *names)
-    asked = [pb.AbortRolloutRequest(pool="p", name=name) for name in names]
-    abort = [one.stub.AbortRollout(request) for one in services[:2] for request in asked]
-    _, *ended = await asyncio.gather(replicas.all_serve(revision), *abort, return_exceptions=True)
-    await eventually(lambda: all_over(services[0]))
-    aborted = {reply.results[0].adapter.name for reply in ended if not isinstance(reply, BaseException)}
-    found = await adapters(services[0])
-    assert aborted == {name for name, one in found.items() if one.spec.source.uri == "file:///a/v1"}
-    assert {refused(error).reason for error in ended if isinstance(error, grpc.RpcError)} <= {"NO_ROLLOUT", "LOST_RACE"}
-    await ledger.check()
-
-
-async def test_what_canaries_refuse_is_halted_until_somebody_ends_it(ledger, services, replicas):
+async def test_what_canaries_refuse_is_halted_until_somebody_ends_it(ledger, admin, replicas):
     """R8 isolation, W9: it goes no further by itself, even if they serve it later."""
-    (admin, *_), asked = services, {"pool": "p", "name": NAME}
-    revision = await begun(admin, NAME)
+    asked = {"pool": "p", "name": NAME}
+    how = pb.Strategy(canary_replicas="34%", soak_seconds=0)
+    for uri in ("file:///a/v1", "file:///a/v2"):
+        changed = await admin.stub.ApplyAdapters(change_set(put(NAME, uri, strategy=how)))
+    revision = changed.revision
     call = admin.stub.WatchRollout(pb.WatchRolloutRequest(**asked))
     rollout = await call.read()
     canaries = [one.replica for one in rollout.replicas if one.canary]
@@ -105,12 +44,12 @@ async def test_what_canaries_refuse_is_halted_until_somebody_ends_it(ledger, ser
         while not rollout.done:
             rollout = await call.read()
     assert (rollout.failure, rollout.canary.halted.startswith("2 of 2 canaries refuse it: ")) == ("halted", True)
-    now = (await adapters(admin))[NAME]
+    now = await stands(admin)
     where = await admin.stub.WatchResidency(pb.WatchResidencyRequest(**asked)).read()
     assert where.adapters[0].halted == rollout.canary.halted
     await replicas.all_serve(int(now.etag))
     again = await admin.stub.WatchRollout(pb.WatchRolloutRequest(**asked)).read()
-    assert (again.done, again.failure, (await adapters(admin))[NAME].etag) == (True, "halted", now.etag)
+    assert (again.done, again.failure, (await stands(admin)).etag) == (True, "halted", now.etag)
     wrong = await refusal(admin.stub.AbortRollout(pb.AbortRolloutRequest(**asked, generation=1)))
     assert (wrong.code, wrong.reason) == (StatusCode.ABORTED, "GENERATION_MISMATCH")
     dry = await admin.stub.AbortRollout(pb.AbortRolloutRequest(**asked, validate_only=True))
@@ -118,4 +57,29 @@ async def test_what_canaries_refuse_is_halted_until_somebody_ends_it(ledger, ser
     back = done.results[0].adapter
     assert (back.generation, back.spec.source.uri, back.HasField("rollout")) == (3, "file:///a/v1", False)
     assert dry.results[0].adapter.spec == back.spec
+    await ledger.check()
+
+
+async def test_a_number_of_replicas_follows_what_they_say_of_their_load(ledger, replicas, monkeypatch, etcd):
+    """R20, W7 audit-complete: one more, and one fewer, by one audited step each, of one generation."""
+    monkeypatch.setattr("registry.rollout.scaling.STEP_SECONDS", 0.2)
+    monkeypatch.setattr("registry.rollout.scaling.CALM_SECONDS", 0.4)
+    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
+        await wait_ready(admin)
+        placement = pb.Placement(replicas=1, by_load=pb.ByLoad(max=2, per_replica=4))
+        revision = (await admin.stub.ApplyAdapters(change_set(put(NAME, placement=placement)))).revision
+        for in_flight, number in ((6.0, 2), (0.5, 1)):
+            load = ReportedLoad(adapters=[AdapterLoad(name=NAME, in_flight=in_flight)])
+
+            async def is_scaled(load=load, number=number) -> bool:
+                await replicas.all_serve(revision, load=load)
+                found = await stands(admin)
+                return (found.scaled.replicas, found.generation) == (number, 1)
+
+            await eventually(is_scaled)
+        told = (await admin.stub.ListChanges(pb.ListChangesRequest(pool="p"))).changes
+        steps = [one for one in told if one.method == "ScaleAdapter"]
+        assert [(one.action, list(one.fields), "requests at once" in one.note) for one in steps] == [
+            ("updated", ["scaled"], True)
+        ] * 2
     await ledger.check()

@@ -15,9 +15,6 @@ from grpc import StatusCode
 from structlog.testing import capture_logs
 
 from registry.admin import server
-from registry.client import admin_api as api
-from registry.client.address import Tls
-from registry.client.transport import AdminCalls
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import admin_inside, change_set, put, refusal, works
@@ -93,39 +90,6 @@ async def test_half_a_rotation_changes_nothing(etcd, authority, tmp_path):
         host, _, port = admin.address.rpartition(":")
         shown = await asyncio.to_thread(get_server_certificate, (host, int(port)))
         assert PEM_cert_to_DER_cert(shown) == PEM_cert_to_DER_cert(new.certificate.read_text())
-
-
-async def test_certificates_are_replaced_under_load(etcd, authority, stranger, tmp_path, monkeypatch):
-    """R13 static-stable: on both sides, while connections end all the time; no call fails."""
-    monkeypatch.setattr(server, "CONNECTION_AGE_SECONDS", 1.0)
-    ca, cert, key, own_cert, own_key = (tmp_path / name for name in ("ca", "cert", "key", "own_cert", "own_key"))
-
-    def issue(by: Authority) -> None:
-        ca.write_bytes(by.issue("server").ca.read_bytes())
-        _replace(by.issue("alice"), own_cert, own_key)
-        _replace(by.issue("server"), cert, key)
-
-    issue(authority)
-    async with admin_inside(etcd.endpoints, etcd.prefix, tls_ca=ca, tls_cert=cert, tls_key=key) as admin:
-        calls = AdminCalls(admin.address, Tls(ca, own_cert, own_key), 120)
-        done, rotated = 0, asyncio.Event()
-
-        async def load() -> None:
-            nonlocal done
-            while not rotated.is_set():
-                await calls.unary(api.LIST_POOLS, pb.ListPoolsRequest())
-                done += 1
-
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(4):
-                tasks.create_task(load())
-            for by in (stranger, authority, None):
-                before = done
-                await eventually(lambda before=before: done > before + 100)
-                if by is not None:
-                    issue(by)
-            rotated.set()
-        await calls.aclose()
 
 
 def _replace(new, cert, key) -> None:

@@ -72,6 +72,7 @@ def fleet(etcd_member, tmp_path_factory) -> Iterator[Fleet]:
             sidecar = Sidecar(
                 folder / name, etcd.endpoints, etcd.prefix, engine.url, replica=name, sources=made.sources, extra=labels
             )
+            sidecar.change("decided")
             made.parts[name] = engine, sidecar
             for program in (engine.program, sidecar.program):
                 stack.callback(program.kill)

@@ -11,8 +11,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from sidecar.vllm_plugin.entry import HIDE_VARIABLE
 from tests.support.adapters import write_adapter
 from tests.support.envoy import ENVOY
 from tests.support.fleet import BASE, POOL, SimulatedEngine
+from tests.support.http_client import http_client
 from tests.support.litellm_proxy import KEY, PROXY, litellm_proxy
 from tests.support.routed_answers import Answer, Outage, Timeline, judge
 from tests.support.routed_clients import LITELLM, by_polls, by_url, litellm_router
@@ -51,6 +52,8 @@ PLACED = {
 }
 # A lazy name is listed once it is loaded, so that a router that polls does not find it before.
 POLLED = tuple(name for name in PLACED if name != "law-lazy")
+# What the picker sends on as well: the base model, and a name behind that of its base.
+BY_BASE = f"{BASE}:law-all"
 SECONDS = 90.0
 
 pytestmark = [
@@ -71,12 +74,30 @@ class Play:
     folders: dict[str, Path]
     timeline: Timeline = field(default_factory=Timeline)
     texts: dict[str, str] = field(default_factory=dict)
+    calms: list[tuple[float, float]] = field(default_factory=list)
+    revision: int = 0
+
+    @contextmanager
+    def calm(self) -> Iterator[None]:
+        """Meanwhile nobody who hears of residency needs a second try."""
+        began = time.monotonic()
+        yield
+        self.calms.append((began, time.monotonic()))
+
+    def repeated(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Those that took a second try while it was calm."""
+        return [
+            one
+            for one in answers
+            if one.tries > 1 and any(began <= one.began and one.ended <= ended for began, ended in self.calms)
+        ]
 
     async def publish(self, name: str, artifact: str) -> None:
         """Gives a name other weights; until all replicas serve them, either are right."""
         before = self.timeline.right[name][-1][1]
         self.timeline.note(time.monotonic(), name, *before, self.texts[artifact])
-        await self.registry.publish(str(self.folders[artifact]), name, POOL, timeout_seconds=SECONDS)
+        published = await self.registry.publish(str(self.folders[artifact]), name, POOL, timeout_seconds=SECONDS)
+        self.revision = published.revision
         self.timeline.note(time.monotonic(), name, self.texts[artifact])
 
     async def serving(self, is_so: Callable[[dict[str, set[str]]], bool]) -> dict[str, set[str]]:
@@ -88,12 +109,20 @@ class Play:
                     return found
         raise AssertionError("residency ended")
 
+    async def hand_over(self, name: str) -> None:
+        """Places a name on all replicas, and on one again."""
+        for number in (len(REPLICAS), 1):
+            change = pb.AdapterChange(upsert=adapter(name, self.folders[PLACED[name][0]], number))
+            await self.stub.ApplyAdapters(pb.ApplyAdaptersRequest(pool=POOL, changes=[change]))
+            await self.serving(lambda found, number=number: len(found[name]) == number)
+
     async def drain_and_restart(self, replica: str) -> None:
         """As an update does: others take over, routers notice, the engine ends and comes back."""
         alone = [name for name, who in (await self.serving(lambda _: True)).items() if who == {replica}]
-        began = time.monotonic()
-        await self.stub.DrainReplica(pb.DrainReplicaRequest(pool=POOL, name=replica))
-        await self.serving(lambda found: all(found[name] - {replica} for name in PLACED))
+        with self.calm():
+            began = time.monotonic()
+            await self.stub.DrainReplica(pb.DrainReplicaRequest(pool=POOL, name=replica))
+            await self.serving(lambda found: all(found[name] - {replica} for name in PLACED))
         # A drain hides all names from polls at once, also those that nobody else lists yet (docs/critiques.md).
         end = time.monotonic() + POLL_SECONDS + 1
         self.timeline.outages += [Outage(name, began, end, router="polls") for name in alone]
@@ -131,12 +160,14 @@ class Play:
 
     async def round(self, turn: int) -> None:
         """Each kind of change once, engines' ends without a word among them."""
-        await self.publish("sql", "two" if turn % 2 == 0 else "one")
-        picker = self.fleet.pickers[turn % 2]
-        await self.fleet.restart(picker.program, picker.is_ready, kill=True)
-        killed = await self.kill("law-one")
-        await self.fleet.restart(self.fleet.admin.program, self.fleet.is_admin_ready)
-        await self.drain_and_restart(killed)
+        picker, other = self.fleet.pickers[turn % 2], self.fleet.pickers[turn % 2 - 1]
+        with self.calm():
+            await self.publish("sql", "two" if turn % 2 == 0 else "one")
+            await self.fleet.restart(picker.program, picker.is_ready)
+            await self.fleet.restart(self.fleet.admin.program, self.fleet.is_admin_ready)
+            await self.hand_over("law-one")
+        await self.fleet.restart(other.program, other.is_ready, kill=True)
+        await self.drain_and_restart(await self.kill("law-one"))
 
 
 @asynccontextmanager
@@ -163,24 +194,28 @@ async def playing(folder: Path, etcd) -> AsyncIterator[Play]:
         yield play
 
 
+def adapter(name: str, folder: Path, number: int = 0, load: str = "eager") -> pb.Adapter:
+    """It on so many replicas; 0: on all."""
+    placement = pb.Placement(replicas=number) if number else None
+    spec = pb.AdapterSpec(source=pb.Source(uri=folder.as_uri()), placement=placement, load=load)
+    return pb.Adapter(name=name, spec=spec)
+
+
 async def declare(play: Play) -> None:
     """Makes the pool and its names, and learns what each artifact answers."""
     await play.stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name=POOL, base_models=[BASE])))
     changes = []
     for name, (artifact, number, how) in PLACED.items():
-        placement = pb.Placement(replicas=number) if number else None
-        source = pb.Source(uri=play.folders[artifact].as_uri())
-        spec = pb.AdapterSpec(source=source, placement=placement, load=how)
-        changes.append(pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec)))
-    spec = pb.AdapterSpec(source=pb.Source(uri=play.folders["two"].as_uri()))
-    changes.append(pb.AdapterChange(upsert=pb.Adapter(name="other", spec=spec)))
+        changes.append(pb.AdapterChange(upsert=adapter(name, play.folders[artifact], number, how)))
+    changes.append(pb.AdapterChange(upsert=adapter("other", play.folders["two"])))
     await play.stub.ApplyAdapters(pb.ApplyAdaptersRequest(pool=POOL, changes=changes))
     await play.serving(lambda found: len(found.get("other", ())) == len(REPLICAS))
     await play.whole()
-    for artifact, name in (("one", "sql"), ("two", "other"), ("law", "law-all")):
+    for artifact, name in (("one", "sql"), ("two", "other"), ("law", "law-all"), (BASE, BASE)):
         (play.texts[artifact],) = await play.fleet.texts(name)
-    assert len({*play.texts.values(), *await play.fleet.texts(BASE)}) == 4, "each answers in its own way"
-    for name, (artifact, _, _) in PLACED.items():
+    assert len({*play.texts.values()}) == 4, "each answers in its own way"
+    artifacts = {name: artifact for name, (artifact, _, _) in PLACED.items()} | {BASE: BASE, BY_BASE: "law"}
+    for name, artifact in artifacts.items():
         play.timeline.note(time.monotonic(), name, play.texts[artifact])
     for picker in play.fleet.pickers:
         await eventually(picker.is_ready)
@@ -196,6 +231,21 @@ async def rounds(play: Play, stop: asyncio.Event) -> None:
         stop.set()
 
 
+async def check_refusals(play: Play) -> None:
+    """What the picker answers itself, and that it follows."""
+
+    async def asked(model: object, **headers: str) -> tuple[int, str]:
+        async with http_client(base_url=play.fleet.url, timeout=30) as client:
+            reply = await client.post("/v1/completions", json={"model": model, "prompt": "x"}, headers=headers)
+        return reply.status_code, "" if reply.status_code == 200 else reply.json()["error"]["code"]
+
+    newest, later = ({"x-loraplane-min-revision": str(play.revision + more)} for more in (0, 10**6))
+    assert await asked("sql", **newest) == (200, "")
+    assert await asked("sql", **later) == (503, "not_served_yet")
+    assert await asked(7) == (400, "invalid_request")
+    assert (await asked("nobody"))[0] == 404
+
+
 async def test_nobody_is_answered_by_another_and_who_fails_had_one_replica_that_was_killed(etcd, tmp_path, capsys):
     """R5 no-silent-base, R20 drain, R13 static-stable: for adapters on one, two and all replicas, and lazy ones."""
     stop, names, running = asyncio.Event(), tuple(PLACED), dict[str, asyncio.Task[list[Answer]]]()
@@ -207,9 +257,10 @@ async def test_nobody_is_answered_by_another_and_who_fails_had_one_replica_that_
             asked = by_url("proxy", proxy, names, RATE, stop, Authorization=f"Bearer {KEY}")
             running["proxy"] = tasks.create_task(asked)
         ended = await stack.enter_async_context(litellm_router(admin, POOL, urls, names, RATE))
-        running["envoy"] = tasks.create_task(by_url("envoy", play.fleet.url, names, RATE, stop))
+        running["envoy"] = tasks.create_task(by_url("envoy", play.fleet.url, (*names, BASE, BY_BASE), RATE, stop))
         running["polls"] = tasks.create_task(by_polls(urls, POLL_SECONDS, POLLED, RATE, stop))
         await rounds(play, stop)
+        await check_refusals(play)
         answers = {"litellm": await ended()} | {name: await one for name, one in running.items()}
     found = {name: judge(play.timeline, one) for name, one in answers.items()}
     with capsys.disabled():
@@ -217,4 +268,5 @@ async def test_nobody_is_answered_by_another_and_who_fails_had_one_replica_that_
             print(f"\n{name}: {verdict}", *verdict.kinds.items(), sep="\n  ")
     for name, verdict in found.items():
         assert (name, verdict.wrong, verdict.failed) == (name, (), ())
+        assert name == "polls" or play.repeated(answers[name]) == []
         assert verdict.asked > RATE * 5

@@ -7,36 +7,8 @@ import signal
 from importlib.metadata import version
 
 from registry.etcd3.ops import Range
-from tests.support.fleet import POOL, Sidecar, SimulatedEngine, serves, settled
+from tests.support.fleet import POOL, settled
 from tests.support.waiting import eventually
-
-
-async def test_a_second_sidecar_with_the_same_replica_id_stays_passive(hand, engine, sidecar, etcd, tmp_path):
-    """R10 one-owner: the loser says so and calls no engine."""
-    await hand.pool()
-    await hand.put(hand.record("a", "v1"))
-    sidecar.program.start()
-    await serves(engine, sidecar, "a")
-    other_engine = SimulatedEngine(tmp_path / "other")
-    twin = Sidecar(tmp_path / "other", etcd.endpoints, etcd.prefix, other_engine.url, sources=hand.sources)
-    try:
-        await other_engine.start()
-        twin.program.start()
-
-        async def says_so() -> bool:
-            code, body = await twin.get("/readyz")
-            return code == 503 and "held by another sidecar" in body["note"]
-
-        await eventually(says_so)
-        await settled(sidecar, await hand.put(hand.record("b", "v2")))
-        assert await other_engine.listing() == {}
-        assert not [line for line in twin.program.logged() if line["event"] == "engine_call"]
-        sidecar.program.kill()
-        await eventually(twin.is_ready)
-        assert set(await other_engine.listing()) == {"a", "b"}
-    finally:
-        twin.program.kill()
-        other_engine.program.kill()
 
 
 async def test_a_frozen_sidecar_whose_lease_expired_publishes_everything_again(hand, engine, sidecar):

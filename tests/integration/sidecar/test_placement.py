@@ -4,83 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
 
 import pytest
 
-from registry.etcd3.ops import Range, prefix_end
+from registry.etcd3.ops import prefix_end
 from registry.etcd3.reflector import Listed, Reflector
 from registry.etcd3.stream import Changed
 from registry.model.keys import Keys
 from registry.model.placement import decline_id
 from registry.model.records import Placement
 from registry.model.status import Presence, ReplicaStatus
-from sidecar.ownership import LEASE_TTL_SECONDS
-from tests.support.etcd import etcdctl
 from tests.support.fleet import POOL, Hand, PlacedFleet
 from tests.support.waiting import eventually
 
 NAMES = [f"n{number}" for number in range(12)]
-TWO = Placement(replicas=2)
 ONE = Placement(replicas=1)
 # Several sidecars start at once, beside whatever else the machine does.
 STARTED_SECONDS = 180
-# A machine that stands still for a moment says nothing of the sidecars; one that does so each time does.
-TRIES = 3
 
 
 @pytest.fixture
 async def fleet(etcd, hand, tmp_path) -> AsyncIterator[PlacedFleet]:
     async with AsyncExitStack() as stack:
         yield PlacedFleet(tmp_path, etcd, hand, stack)
-
-
-async def test_only_the_share_of_a_killed_replica_moves_and_a_new_one_loads_before_others_unload(etcd, fleet, hand):
-    """R3 converge: the share of the dead is served again within its lease's time plus 2 s, and nothing else moves."""
-    await fleet.start("r0", "r1", "r2", "r3", "r4")
-    await eventually(fleet.are_known, timeout_seconds=STARTED_SECONDS)
-    await fleet.want(*(hand.record(name, "v1", placement=TWO) for name in NAMES))
-    await eventually(fleet.is_placed, timeout_seconds=STARTED_SECONDS)
-    (presence,) = (await hand.client.range(Range(hand.keys.replica(POOL, "r0")))).kvs
-    told = await etcdctl(etcd.cluster, "lease", "timetolive", f"{presence.lease:x}")
-    assert f"granted with TTL({LEASE_TTL_SECONDS}s)" in told
-    late_seconds = [await taken_over(fleet)]
-    while late_seconds[-1] > 2 and len(late_seconds) < TRIES:
-        await fleet.start(f"again{len(late_seconds)}")
-        await eventually(fleet.is_placed, timeout_seconds=STARTED_SECONDS)
-        late_seconds.append(await taken_over(fleet))
-    assert late_seconds[-1] <= 2, late_seconds
-
-    before = fleet.calls()
-    await fleet.start("r5")
-    await eventually(fleet.is_placed, timeout_seconds=STARTED_SECONDS)
-    assert fleet.share("r5")
-    assert {name for _, kind, name in fleet.calls() - before if kind == "unload"} == fleet.share("r5")
-    assert fleet.too_few == []
-
-
-async def taken_over(fleet: PlacedFleet) -> float:
-    """Kills the replica with the largest share, which others come to serve, and nothing else moves.
-
-    Returns how many seconds later than its lease's end, which is etcd's to keep.
-    """
-    dead = max(fleet.members, key=lambda replica: len(fleet.share(replica)))
-    share, before = fleet.share(dead), fleet.calls()
-    assert share
-    killed_at = time.monotonic()
-    fleet.kill(dead)
-    gone_at, placed_at = await asyncio.gather(_moment_of(fleet.are_known), _moment_of(fleet.is_placed))
-    moved = [(kind, name) for _, kind, name in (fleet.calls() - before).elements()]
-    assert sorted(moved) == sorted(("load", name) for name in share)
-    return placed_at - max(gone_at, killed_at + LEASE_TTL_SECONDS)
-
-
-async def _moment_of(check: Callable[[], Any]) -> float:
-    await eventually(check)
-    return time.monotonic()
 
 
 async def test_labels_select_and_what_nobody_can_take_over_is_kept_and_said(fleet, hand):
