@@ -198,45 +198,39 @@ async def test_strangers_are_told_of_health_and_not_of_methods(etcd, tmp_path, a
                     assert (await refusal(asked.read())).code is StatusCode.UNIMPLEMENTED
 
 
-async def test_a_stream_ends_when_its_token_does_and_a_key_is_replaced_without_a_restart(etcd, tmp_path, authority):
-    """A6 rotates: the clients of the stream take a new token and go on."""
-    async with guarded(etcd, tmp_path, authority) as (ports, ca):
-        secure = grpc.ssl_channel_credentials(ca)
-        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'socket'}") as host:
-            await eventually(lambda: works(stub_of(host)))
-            await stub_of(host).CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])))
-        async with grpc.aio.secure_channel(f"127.0.0.1:{ports.token_port}", secure) as channel:
-            request = pb.WatchAdaptersRequest(pool="p")
-            answers = stub_of(channel).WatchAdapters(request, metadata=bearer("ml-acme", 10 - LEEWAY_SECONDS))
-            assert (await answers.read()).snapshot
-            with pytest.raises(grpc.aio.AioRpcError) as ended:
-                await answers.read()
-            assert ended.value.code() is StatusCode.UNAUTHENTICATED
-
-
 async def test_programs_and_the_command_line_show_tokens(etcd, tmp_path, authority, monkeypatch):
-    """A1 named, A6 rotates: a file that is replaced is enough, also for a stream that goes on for ever."""
+    """A1 named, A6 rotates: a file that is replaced is enough, also for a stream that goes on for ever.
+
+    A stream ends when its token does: one of a program that takes no new one is told so.
+    """
     monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("LORAPLANE_TIMEOUT", "60")
     file = tmp_path / "token"
 
-    async with guarded(etcd, tmp_path, authority) as (ports, _):
+    async with guarded(etcd, tmp_path, authority) as (ports, ca):
         address, tls = f"127.0.0.1:{ports.token_port}", Tls(ca=authority.certificate)
         known = "--admin", address, "--tls-ca", str(authority.certificate), "--token-file", str(file)
         host = "--admin", f"unix:{tmp_path / 'socket'}"
         assert (await loraplane(*host, "pool", "create", "p", "--base-model", "b"))[0] == 0
         assert (await loraplane(*host, "auth", "can-i", "require", "p", "-v"))[1].startswith("yes: security")
         ends = time.time() + 15  # time enough for a busy machine to begin what goes on after that
-        file.write_text(token("ml-acme", 15 - LEEWAY_SECONDS))
-        async with AsyncRegistry(address, tls=tls, token=TokenFile(file)) as registry:
+        file.write_text(first := token("ml-acme", 15 - LEEWAY_SECONDS))
+        async with (
+            AsyncRegistry(address, tls=tls, token=TokenFile(file)) as registry,
+            grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca)) as channel,
+        ):
             await registry.publish("s3://b/a", "acme/a", "p", digest="sha256:" + "0" * 64, wait=False)
             assert (await registry.get("acme/a", "p")).updated_by == "ci:job"
+            shown = (("authorization", f"Bearer {first}"),)
+            answers = stub_of(channel).WatchAdapters(pb.WatchAdaptersRequest(pool="p"), metadata=shown)
+            assert (await answers.read()).snapshot
             watched = ("get", "adapters", "--pool", "p", "-w", "-o", "json")
             async with aclosing(registry.residency("p")) as states, lines_of(*known, *watched) as lines:
                 assert [*(await anext(states)).adapters] == ["acme/a"]
                 assert json.loads(await lines.readline())["item"]["name"] == "acme/a"
                 file.write_text(token("ml-acme"))
-                await asyncio.sleep(max(0.0, ends + 1 - time.time()))  # the one that the stream began with ends
+                await asyncio.sleep(max(0.0, ends + 1 - time.time()))  # the one that the streams began with ends
+                assert (await refusal(answers.read())).code is StatusCode.UNAUTHENTICATED
                 await registry.publish("s3://b/b", "acme/b", "p", digest="sha256:" + "0" * 64, wait=False)
                 while [*(await anext(states)).adapters] != ["acme/a", "acme/b"]:
                     pass
