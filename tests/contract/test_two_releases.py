@@ -13,14 +13,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.conftest import EtcdForTest
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.admin import AdminProgram, admin_program
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
-from tests.support.http_client import http_client
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
@@ -83,14 +81,7 @@ class TwoReplicas:
         self.admin.program.stop()
         of_release(self.admin.program, tree)
         self.admin.program.start()
-        await eventually(self.is_admin_ready)
-
-    async def is_admin_ready(self) -> bool:
-        try:
-            async with http_client(base_url=self.admin.http, timeout=60) as client:
-                return (await client.get("/readyz")).status_code == 200
-        except httpx.TransportError:
-            return False
+        await eventually(self.admin.is_ready)
 
     async def start_sidecar(self, name: str, tree: Path) -> None:
         """The same of a sidecar, until its replica is ready."""

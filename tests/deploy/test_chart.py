@@ -29,7 +29,6 @@ from tests.support.manifests import (
 SAFE = DEPLOY / "examples/helm/production.yaml"
 OURS = ("production", "statefulset", "trial", "etcd", "chart-around")
 NAMESPACE_LABEL, PEERS = "kubernetes.io/metadata.name", ("gateway", "monitoring")
-CLAIM = ("replicas.kind=StatefulSet", "sidecar.store.claim.size=1Gi")
 PRIVATE = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},

@@ -52,7 +52,7 @@ async def changes(fleet: RoutedFleet, stub, registry: AsyncRegistry, versions: l
         yield "picker"
         await registry.publish(versions[turn % 2], "sql", POOL, timeout_seconds=SERVED_SECONDS)
         yield "swap"
-        await fleet.restart(fleet.admin.program, fleet.is_admin_ready)
+        await fleet.restart(fleet.admin.program, fleet.admin.is_ready)
         yield "admin"
         await stub.DrainReplica(pb.DrainReplicaRequest(pool=POOL, name=drained, undrain=True))
         yield "drain"

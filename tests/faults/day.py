@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import struct
 import sys
 import time
 from collections import Counter
@@ -26,8 +25,8 @@ from registry.v1 import registry_pb2_grpc
 from tests.faults.placed import Follower, Places, Records, Watcher, ask
 from tests.faults.pods import Pod, Pods, looks
 from tests.faults.recorded import History, compact_seen, watched
-from tests.faults.schedule import PREFIX, resident_bytes
-from tests.support.adapters import digest_of, write_adapter
+from tests.faults.schedule import PREFIX
+from tests.support.adapters import digest_of, spoil, write_adapter
 from tests.support.admin import AdminProgram, admin_program, change_set, drop, put, refused
 from tests.support.checkers.calls import LoggedCall, Outcome, check_calls
 from tests.support.checkers.index import HistoryIndex
@@ -37,6 +36,7 @@ from tests.support.checkers.replicas import EngineListing
 from tests.support.etcd import Cluster
 from tests.support.fleet import POOL
 from tests.support.http_client import http_client
+from tests.support.processes import resident_bytes
 from tests.support.waiting import eventually
 
 REPLICAS, ADMINS = 6, 2
@@ -155,8 +155,7 @@ def write_sources(folder: Path) -> None:
     """Three versions, and one that no replica takes: a number in it is none."""
     for version in (*VERSIONS, REFUSED):
         write_adapter(folder / version, seed=sum(version.encode()))
-    weights = folder / REFUSED / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + struct.pack("<f", float("nan")))
+    spoil(folder / REFUSED)
 
 
 async def settled(day: Day, call: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -174,13 +174,7 @@ class Pods:
         folder.mkdir()
         # The kernel wants the path of a socket short.
         socket = Path(tempfile.mkdtemp(prefix="lp-")) / "s"
-        engine = SimulatedEngine(folder, "--max-cpu-loras", "32")
-        engine.program.environment = {
-            **engine.program.environment,
-            "VLLM_PLUGINS": "loraplane",
-            "LORAPLANE_PLUGIN": "1",
-            "LORAPLANE_RESOLVER": str(socket),
-        }
+        engine = SimulatedEngine(folder, "--max-cpu-loras", "32", resolver=socket)
         extra = [*self.flags, "--resolver-socket", str(socket), "--labels", f"zone={zone}"]
         sidecar = Sidecar(folder, self.etcd, self.prefix, engine.url, replica=name, sources=self.sources, extra=extra)
         self.logs.append(sidecar.program.log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.faults.etcd_link import EtcdLink
 from tests.faults.recorded import History, compact_seen, told_all, watched
 from tests.support.adapters import digest_of, write_adapter
-from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refused, wait_ready
+from tests.support.admin import Admin, admin_with_pool, change_set, drop, put, refused
 from tests.support.checkers.calls import LoggedCall, Outcome, check_calls
 from tests.support.checkers.index import HistoryIndex
 from tests.support.checkers.replay import check_replicas
@@ -28,6 +27,7 @@ from tests.support.checkers.replicas import EngineListing
 from tests.support.etcd import Cluster, Member
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.http_client import http_client
+from tests.support.processes import resident_bytes
 from tests.support.waiting import eventually
 
 PREFIX = "/faults"
@@ -86,10 +86,8 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, second
     try:
         async with (
             watched(cluster.options(), PREFIX) as history,
-            admin_inside(cluster.endpoints, PREFIX) as admin,
+            admin_with_pool(cluster.endpoints, PREFIX) as admin,
         ):
-            await wait_ready(admin)
-            await make_pool(admin)
             sidecar.program.start()
             await eventually(sidecar.is_ready, timeout_seconds=60)
             before, began = resident_bytes(sidecar.program.pid), time.monotonic()
@@ -103,12 +101,6 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, second
         sidecar.program.kill()
         engine.program.kill()
     return story
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory of a process."""
-    fields = Path(f"/proc/{pid}/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def _under_faults(

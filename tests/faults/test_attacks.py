@@ -25,12 +25,12 @@ from registry.model.records import Placement
 from registry.model.status import Presence
 from registry.v1 import registry_pb2 as pb
 from tests.faults.attacks import ATTACKS, Places, attackers, times
-from tests.faults.schedule import resident_bytes
 from tests.support.admin import AdminProgram, admin_program, change_set, put
 from tests.support.etcd import Cluster
 from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine, settled
 from tests.support.http_client import http_client
 from tests.support.large_backup import write_large_values
+from tests.support.processes import resident_bytes
 from tests.support.silent import FEW_DESCRIPTORS
 from tests.support.waiting import eventually
 
@@ -90,9 +90,7 @@ async def stack(one: Cluster, hand: Hand, tmp_path: Path) -> AsyncIterator[Stack
     """A pool with a replica that serves, and another one with a backup of 60 MB; each may open few descriptors."""
     folder = Path(tempfile.mkdtemp(prefix="lp-"))
     admin = admin_program(tmp_path, one.endpoints, hand.keys.prefix)
-    engine = SimulatedEngine(tmp_path, "--max-cpu-loras", "8")
-    plugin = {"VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1", "LORAPLANE_RESOLVER": str(folder / "s")}
-    engine.program.environment = {**engine.program.environment, **plugin}
+    engine = SimulatedEngine(tmp_path, "--max-cpu-loras", "8", resolver=folder / "s")
     extra = ("--resolver-socket", str(folder / "s"))
     sidecar = Sidecar(tmp_path, one.endpoints, hand.keys.prefix, engine.url, extra=extra)
     admin.program.before = sidecar.program.before = FEW_DESCRIPTORS

@@ -10,6 +10,7 @@ from tests.faults.test_links import events, serves
 from tests.support.adapters import digest_of
 from tests.support.etcd import Cluster
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
+from tests.support.processes import resident_bytes
 from tests.support.waiting import eventually
 
 CHANGES = 1500
@@ -17,12 +18,6 @@ CHANGES = 1500
 NAMES = [f"n{number}" for number in range(10)]
 # What a flood may add to a process that keeps no more than the newest state of each name.
 MOST_GROWTH_BYTES = 96 << 20
-
-
-def resident_bytes(sidecar: Sidecar) -> int:
-    """Memory of its process."""
-    fields = Path(f"/proc/{sidecar.program.pid}/statm").read_text().split()
-    return int(fields[1]) * 4096
 
 
 def records(hand: Hand) -> list[AdapterRecord]:
@@ -47,12 +42,12 @@ async def test_a_frozen_sidecar_catches_up_with_a_flood(one, hand: Hand, engine:
     """Fault 13: R2, R3, R16 bounded; thousands of changes make fewer plans, and no call to the engine."""
     sidecar = await _serving(one, hand, engine, tmp_path)
     try:
-        before, plans = resident_bytes(sidecar), events(sidecar, "plan_made")
+        before, plans = resident_bytes(sidecar.program.pid), events(sidecar, "plan_made")
         sidecar.program.signal(signal.SIGSTOP)
         revision = await flood(hand)
         sidecar.program.signal(signal.SIGCONT)
         await eventually(lambda: _has_come(sidecar, revision), timeout_seconds=120)
-        assert resident_bytes(sidecar) - before < MOST_GROWTH_BYTES
+        assert resident_bytes(sidecar.program.pid) - before < MOST_GROWTH_BYTES
         # Fewer rounds than changes: each takes whatever is newest.
         assert events(sidecar, "plan_made") - plans < CHANGES / 2
         assert events(sidecar, "listed") == 1

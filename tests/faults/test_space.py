@@ -16,7 +16,7 @@ from registry.etcd3.ops import Put, Range
 from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
-from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
+from tests.support.admin import Admin, admin_inside, admin_with_pool, change_set, drop, put, refusal, wait_ready
 from tests.support.etcd import Cluster, commit, etcdctl, make_cluster, running_etcd
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.history_check import check_history, read_history
@@ -44,9 +44,7 @@ async def client(small) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def admin(small) -> AsyncIterator[Admin]:
-    async with admin_inside(small.endpoints, PREFIX) as admin:
-        await wait_ready(admin)
-        await make_pool(admin)
+    async with admin_with_pool(small.endpoints, PREFIX) as admin:
         yield admin
 
 

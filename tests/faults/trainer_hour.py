@@ -21,11 +21,12 @@ from registry.model.keys import Keys
 from registry.tools.verify.history import Document, document
 from tests.faults.day import FAULT_SECONDS, Day, compacted, fleet, verified
 from tests.faults.pods import looks
-from tests.faults.schedule import PREFIX, resident_bytes
+from tests.faults.schedule import PREFIX
 from tests.faults.trainer import BACK_SECONDS, CALL_SECONDS, TTL_SECONDS, Training
 from tests.support.etcd import Cluster
 from tests.support.fleet import POOL
 from tests.support.http_client import http_client
+from tests.support.processes import resident_bytes
 from tests.support.waiting import eventually
 
 REST_SECONDS = (2.0, 6.0)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, redirect_stderr, redirect_stdout
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from registry.access.etcd_users import ADMIN, AUDITOR, replica_user
-from registry.cli.main import run
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
 from registry.etcd3.ops import Delete, Put, Range, Txn, prefix_end
@@ -23,11 +21,11 @@ from registry.model.keys import Keys
 from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
-from tests.support.admin import admin_inside, change_set, drop, make_pool, put, wait_ready
+from tests.support.admin import admin_inside, admin_with_pool, change_set, drop, make_pool, put, wait_ready
 from tests.support.etcd import PATIENCE_SECONDS, ROOT, Cluster, etcdctl, make_cluster, running_etcd
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
 from tests.support.processes import Program
-from tests.support.ran import Ran
+from tests.support.ran import Ran, ran
 from tests.support.waiting import eventually
 
 KEYS = Keys()
@@ -72,14 +70,7 @@ class Guarded:
         root = self.folder / "root"
         login = ("--etcd-user", "root", "--etcd-password-file", str(root)) if root.exists() else ()
         line = ["-o", "json", *words, "--etcd", ",".join(self.cluster.endpoints), *login]
-        out, err = io.StringIO(), io.StringIO()
-
-        def ran() -> Ran:
-            with redirect_stdout(out), redirect_stderr(err):
-                code = run(line)
-            return Ran(int(code), out.getvalue(), err.getvalue())
-
-        return await asyncio.to_thread(ran)
+        return await asyncio.to_thread(ran, *line)
 
     def file(self, user: str) -> Path:
         return self.folder / "passwords" / user.replace("/", "%2F")
@@ -269,9 +260,7 @@ async def test_the_audit_readers_user_can_follow_and_verify_and_write_nothing(gu
     reach = ("--etcd", ",".join(guarded.cluster.endpoints), *user)
     admin = {"etcd_user": ADMIN, "etcd_password_file": guarded.file(ADMIN)}
     follower = Program("registry.tools.audit.main", ["follow", *reach, "--out", str(tmp_path / "a")], tmp_path / "log")
-    async with admin_inside(guarded.cluster.endpoints, KEYS.prefix, **admin) as service:
-        await wait_ready(service)
-        await make_pool(service)
+    async with admin_with_pool(guarded.cluster.endpoints, KEYS.prefix, **admin) as service:
         follower.start()
         try:
             for number in range(3):

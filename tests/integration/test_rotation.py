@@ -7,20 +7,12 @@ services and of two sidecars one each. Connections to it are cut after each exch
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    aclosing,
-    asynccontextmanager,
-    redirect_stderr,
-    redirect_stdout,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +26,6 @@ from registry.access.etcd_users import ADMIN, replica_user
 from registry.admin import server
 from registry.admin.server import RunningServer, running
 from registry.admin.settings import AdminSettings
-from registry.cli.main import run
 from registry.etcd3.options import TlsFiles
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys
@@ -45,6 +36,7 @@ from tests.support.adapters import write_adapter
 from tests.support.etcd import Cluster, make_cluster, running_etcd
 from tests.support.fleet import BASE, POOL, Sidecar
 from tests.support.proxy import Proxy
+from tests.support.ran import ran
 from tests.support.tls import Authority, server_flags
 from tests.support.waiting import eventually
 
@@ -210,13 +202,8 @@ class World:
         """Runs a command of `loraplane etcd-access` as root, who has a certificate."""
         target = ("--etcd", ",".join(self.cluster.endpoints), *etcd_flags(self.secrets.files("root")))
         line = ["etcd-access", *words, *target, "--password-dir", str(self.secrets.root / "passwords")]
-        out = io.StringIO()
-
-        def ran() -> int:
-            with redirect_stdout(out), redirect_stderr(out):
-                return run(line)
-
-        assert await asyncio.to_thread(ran) == 0, out.getvalue()
+        done = await asyncio.to_thread(ran, *line)
+        assert done.code == 0, done.err
 
     async def apply(self) -> None:
         """Gives whoever has no password file a new one."""

@@ -79,13 +79,7 @@ def socket() -> Iterator[Path]:
 
 @pytest.fixture
 async def world(tmp_path: Path, socket: Path) -> AsyncIterator[World]:
-    engine = SimulatedEngine(tmp_path, "--max-cpu-loras", "16")
-    engine.program.environment = {
-        **engine.program.environment,
-        "VLLM_PLUGINS": "loraplane",
-        "LORAPLANE_PLUGIN": "1",
-        "LORAPLANE_RESOLVER": str(socket),
-    }
+    engine = SimulatedEngine(tmp_path, "--max-cpu-loras", "16", resolver=socket)
     await engine.start()
     cluster = sample_cluster(tmp_path / "etcd")
     store = placed_store(tmp_path / "store", engine.url)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -18,6 +19,7 @@ from registry.runtime.settings import Address
 from registry.tools.devstack.processes import free_ports
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
+from tests.support.http_client import http_client
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
@@ -56,6 +58,15 @@ async def admin_inside(etcd: Sequence[str], prefix: str, **settings: Any) -> Asy
             yield Admin(stub, channel, address, f"http://127.0.0.1:{ports.http_port}")
 
 
+@asynccontextmanager
+async def admin_with_pool(etcd: Sequence[str], prefix: str, **settings: Any) -> AsyncIterator[Admin]:
+    """The same, once it serves and has a pool "p"."""
+    async with admin_inside(etcd, prefix, **settings) as admin:
+        await wait_ready(admin)
+        await make_pool(admin)
+        yield admin
+
+
 @dataclass
 class AdminProgram:
     """The service as a process."""
@@ -63,6 +74,19 @@ class AdminProgram:
     program: Program
     address: str
     http: str
+
+    async def is_ready(self) -> bool:
+        """Whether /readyz says 200."""
+        return await answers_ready(self.http)
+
+
+async def answers_ready(http: str) -> bool:
+    """Whether a program of ours says at its /readyz that it is ready."""
+    try:
+        async with http_client(base_url=http, timeout=60) as client:
+            return (await client.get("/readyz")).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def admin_program(folder: Path, etcd: Sequence[str], prefix: str, *flags: str) -> AdminProgram:

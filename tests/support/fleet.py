@@ -23,6 +23,7 @@ from registry.lora.base_directory import read_base
 from registry.model.keys import Keys, last_part
 from registry.model.placement import Member
 from registry.model.records import AdapterRecord, AdapterSpec, BaseShapes, PoolSpec, SourceSpec
+from registry.tools.devstack.engine_environment import PLUGIN_VARIABLES, RESOLVER_VARIABLE, RUNTIME_LORA_VARIABLE
 from registry.tools.devstack.processes import free_ports
 from registry.v1 import registry_pb2 as pb
 from sidecar.artifacts.types import ArtifactRef
@@ -45,11 +46,21 @@ BASE = "base"
 class SimulatedEngine:
     """``python -m sidecar.engines.simulated`` on a port that survives restarts."""
 
-    def __init__(self, folder: Path, *arguments: str, runtime_lora: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        runtime_lora: bool = True,
+        plugin: bool = False,
+        resolver: Path | None = None,
+    ) -> None:
+        """With our plugin; `resolver`: with it, asking at that socket."""
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         flags = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE, *arguments]
-        environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if runtime_lora else {}
+        environment = {RUNTIME_LORA_VARIABLE: "1"} if runtime_lora else {}
+        environment |= PLUGIN_VARIABLES if plugin or resolver else {}
+        environment |= {RESOLVER_VARIABLE: str(resolver)} if resolver else {}
         self.program = Program("sidecar.engines.simulated", flags, folder / "engine.log", environment)
 
     async def start(self) -> None:

@@ -133,13 +133,7 @@ async def make(out: Path, folder: Path, verify: str) -> None:
     client = cluster.patient()
     admin = admin_program(folder, cluster.endpoints, PREFIX)
     socket = folder / "s"
-    first = SimulatedEngine(folder / "e1", "--max-cpu-loras", "16")
-    first.program.environment = {
-        **first.program.environment,
-        "VLLM_PLUGINS": "loraplane",
-        "LORAPLANE_PLUGIN": "1",
-        "LORAPLANE_RESOLVER": str(socket),
-    }
+    first = SimulatedEngine(folder / "e1", "--max-cpu-loras", "16", resolver=socket)
     second = SimulatedEngine(folder / "e2", "--vllm-version", OLD_VLLM)
     sidecars = [
         _sidecar(folder, cluster, first, "r1", "--resolver-socket", str(socket)),

@@ -31,6 +31,12 @@ def child(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[A
             process.kill()
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 @dataclass
 class Program:
     """One child process that runs a module of ours; its stderr goes to `log`. `before`: how its command begins."""

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from registry.tools.devstack.processes import free_ports
-from tests.support.admin import AdminProgram, admin_program
+from tests.support.admin import AdminProgram, admin_program, answers_ready
 from tests.support.envoy import configuration, envoy
 from tests.support.fleet import POOL, EtcdPlace, Sidecar, SimulatedEngine
 from tests.support.http_client import http_client
@@ -33,11 +33,7 @@ class PickerProgram:
     http: str
 
     async def is_ready(self) -> bool:
-        try:
-            async with http_client(base_url=self.http) as client:
-                return (await client.get("/readyz")).status_code == 200
-        except httpx.TransportError:
-            return False
+        return await answers_ready(self.http)
 
 
 def picker_program(folder: Path, name: str, admin: str, *flags: str) -> PickerProgram:
@@ -62,13 +58,6 @@ class RoutedFleet:
         await asyncio.to_thread(program.kill if kill else program.stop)
         program.start()
         await eventually(is_ready)
-
-    async def is_admin_ready(self) -> bool:
-        try:
-            async with http_client(base_url=self.admin.http) as client:
-                return (await client.get("/readyz")).status_code == 200
-        except httpx.TransportError:
-            return False
 
     async def text(self, engine: str, model: str) -> str:
         """The answer of one engine, asked without the gateway."""
@@ -95,7 +84,7 @@ async def routed_fleet(
         for program in (admin.program, *(one.program for one in pickers)):
             stack.callback(program.kill)
         admin.program.start()
-        await eventually(fleet.is_admin_ready)
+        await eventually(admin.is_ready)
         for name, (url, extra) in engines.items():
             place = (folder / name, etcd.endpoints, etcd.prefix, url)
             sidecar = Sidecar(*place, replica=name, sources=sources, extra=extra)

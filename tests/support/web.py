@@ -83,7 +83,6 @@ class Site:
     files: dict[str, bytes] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)
     has_tags: bool = True
-    are_tags_weak: bool = False
     seen: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     accepted: list[tuple[str, int]] = field(default_factory=list)
     ended: list[tuple[str, int]] = field(default_factory=list)
@@ -115,8 +114,7 @@ class Site:
         if content is None:
             exchange.send(404, b"none")
             return
-        weak = "W/" if self.are_tags_weak else ""
-        tag = f'{weak}"{sha256(content).hexdigest()[:16]}"'
+        tag = f'"{sha256(content).hexdigest()[:16]}"'
         headers: dict[str, Any] = {"ETag": tag, "Accept_Ranges": "bytes"} if self.has_tags else {}
         status, start = 200, _start(exchange, tag) if self.has_tags else 0
         if start:

@@ -14,9 +14,6 @@ from registry.etcd3.reflector import Reflector
 from registry.etcd3.stream import Changed, Connected, Disconnected, Listed, Progressed, Reflection
 from tests.support.waiting import eventually
 
-# What a call says that found nobody, or no time to, on a machine that stood still.
-NOT_REACHED = r"Connection refused|no connection within|no time left to send"
-
 Kind = TypeVar("Kind", Listed, Changed, Progressed, Connected, Disconnected)
 
 

@@ -12,16 +12,14 @@ from registry.etcd3.client import Client
 from registry.etcd3.ops import Range
 from registry.model.keys import Keys
 from tests.conftest import EtcdForTest
-from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
+from tests.support.admin import Admin, admin_with_pool
 from tests.support.history_check import Fold, History, check_history, read_history
 
 
 @pytest.fixture
 async def admin(etcd) -> AsyncIterator[Admin]:
     """The service with a pool "p", on a prefix of its own."""
-    async with admin_inside(etcd.endpoints, etcd.prefix) as running:
-        await wait_ready(running)
-        await make_pool(running)
+    async with admin_with_pool(etcd.endpoints, etcd.prefix) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import HistoryBase
 from registry.tools.verify.main import app, decode, read_history
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import admin_inside, change_set, drop, make_pool, put, wait_ready
+from tests.support.admin import admin_with_pool, change_set, drop, put
 from tests.support.etcd import compact, make_cluster, running_etcd
 
 PREFIX = "/exported"
@@ -29,10 +29,8 @@ async def test_a_history_may_begin_anywhere_and_begins_right_behind_what_is_comp
     async with (
         running_etcd(cluster),
         aclosing(cluster.patient()) as client,
-        admin_inside(cluster.endpoints, PREFIX) as admin,
+        admin_with_pool(cluster.endpoints, PREFIX) as admin,
     ):
-        await wait_ready(admin)
-        await make_pool(admin)
         changes = [put("acme/a", "file:///a/1"), put("acme/b"), put("acme/a", "file:///a/2", strategy=CANARIES)]
         changes += [put("acme/a", "file:///a/3", strategy=CANARIES), drop("acme/b"), put("acme/b")]
         revisions = [(await admin.stub.ApplyAdapters(change_set(one))).revision for one in changes]

@@ -10,7 +10,7 @@ import grpc
 
 from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, refused, wait_ready
+from tests.support.admin import Admin, admin_with_pool, change_set, put, refused
 from tests.support.etcd import make_cluster, running_etcd
 from tests.support.history_check import History, check_history, read_history
 from tests.support.waiting import eventually
@@ -60,9 +60,7 @@ async def test_kill_nine_of_every_member(tmp_path):
 
     own = running_etcd(make_cluster(tmp_path / "etcd", syncs=True))
     async with own as cluster, aclosing(cluster.patient()) as client:
-        async with admin_inside(cluster.endpoints, PREFIX) as admin:
-            await wait_ready(admin)
-            await make_pool(admin)
+        async with admin_with_pool(cluster.endpoints, PREFIX) as admin:
             writers = [asyncio.create_task(write(admin, writer)) for writer in range(4)]
             for _ in range(2):
                 await more_are_told()

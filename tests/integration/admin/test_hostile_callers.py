@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from itertools import cycle, islice
-from pathlib import Path
 
 import grpc
 import pytest
@@ -24,6 +23,7 @@ from tests.support.hanging_callers import hanging_callers
 from tests.support.hostile_callers import OWN_CONNECTION, PATH, hostile_callers, refused_requests
 from tests.support.http_client import http_client
 from tests.support.large_backup import PAGE, ask_page, backup_channel, write_large_values
+from tests.support.processes import resident_bytes
 from tests.support.proxy import Proxy
 from tests.support.records import record
 from tests.support.silent import FEW_DESCRIPTORS, silent_connections
@@ -46,12 +46,6 @@ async def service(request, etcd, tmp_path) -> AsyncIterator[AdminProgram]:
     yield made
     assert made.program.is_running
     made.program.kill()
-
-
-def resident_bytes(service: AdminProgram) -> int:
-    lines = Path(f"/proc/{service.program.pid}/status").read_text().splitlines()
-    [line] = [line for line in lines if line.startswith("VmRSS")]
-    return int(line.split()[1]) * 1024
 
 
 @asynccontextmanager
@@ -115,10 +109,10 @@ async def test_what_refused_requests_had_is_given_back(service):
 
     async with grpc.aio.insecure_channel(service.address, options=OWN_CONNECTION) as channel:
         await refuse("GetPool", b"\xff")
-        before = resident_bytes(service)
+        before = resident_bytes(service.program.pid)
         for method, raw in islice(cycle(refused_requests()), 70):
             await refuse(method, raw)
-        assert resident_bytes(service) - before <= 50 * MIB
+        assert resident_bytes(service.program.pid) - before <= 50 * MIB
 
 
 async def test_lists_that_nobody_reads_are_few_at_once(etcd, etcd_client, service):
@@ -144,12 +138,12 @@ async def test_lists_that_nobody_reads_are_few_at_once(etcd, etcd_client, servic
         from_elsewhere(service) as elsewhere,
     ):
         assert await listed(elsewhere) == 5000
-        before = resident_bytes(service)
+        before = resident_bytes(service.program.pid)
         watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PATH + "WatchAdapters")
         unread = [watch(request.SerializeToString(), timeout=600) for _ in range(95)]
         await asyncio.sleep(5)
         assert await listed(elsewhere) == 5000
-        assert resident_bytes(service) - before <= 50 * MIB
+        assert resident_bytes(service.program.pid) - before <= 50 * MIB
         for call in unread:
             call.cancel()
 

@@ -46,14 +46,14 @@ async def test_who_dies_is_missed_until_it_is_forgotten_and_who_ends_in_order_is
         return [one.name for one in reply.replicas], [one.name for one in reply.missing]
 
     async with admin_inside(etcd.endpoints, etcd.prefix):
-        await said.alive("r1", "r2", "r3", zone="a")
+        await said.live("r1", "r2", "r3", zone="a")
         await comes_to(r1=True, r2=True, r3=True)
         await said.gone("r2")
         assert await listed() == (["r1", "r3"], ["r2"]), "before anybody has written that it is gone"
         await comes_to(r1=True, r2=False, r3=True)
         await said.left("r3")
         revision = await comes_to(r1=True, r2=False)
-        await said.alive("r1", zone="a")
+        await said.live("r1", zone="a")
         lives = await refusal(admin.stub.ForgetReplica(pb.ForgetReplicaRequest(pool="p", name="r1")))
         assert lives.reason == "REPLICA_LIVES"
         await admin.stub.ForgetReplica(pb.ForgetReplicaRequest(pool="p", name="r2", validate_only=True))

@@ -14,7 +14,7 @@ import pytest
 
 from registry.admin.page import stream
 from tests.integration.admin.test_access import guarded, token
-from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
+from tests.support.admin import admin_with_pool, change_set, put
 from tests.support.http_client import http_client
 from tests.support.residency_world import Replicas
 from tests.support.tls import Authority
@@ -78,9 +78,7 @@ async def test_a_token_lets_in_shows_its_part_and_ends(etcd, tmp_path, monkeypat
     """A1 named, A2 deny-by-default: by header or form; and a page that is open is told when it ends."""
     monkeypatch.setattr("registry.access.tokens.LEEWAY_SECONDS", 0)
     authority = Authority(tmp_path / "authority", "ours")
-    async with guarded(etcd, tmp_path, authority) as (ports, _), admin_inside(etcd.endpoints, etcd.prefix) as free:
-        await wait_ready(free)
-        await make_pool(free)
+    async with guarded(etcd, tmp_path, authority) as (ports, _), admin_with_pool(etcd.endpoints, etcd.prefix) as free:
         await free.stub.ApplyAdapters(change_set(put("acme/a"), put("other/b")))
         base = f"http://127.0.0.1:{ports.http_port}"
         async with http_client(timeout=30) as client:

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import AdminProgram, admin_program, change_set, put
 from tests.support.etcd import make_cluster
-from tests.support.http_client import http_client
 from tests.support.processes import Program
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -25,19 +23,10 @@ from tests.support.waiting import eventually
 POOL = pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"]))
 
 
-async def ready(service: AdminProgram) -> bool:
-    """Whether /readyz says 200."""
-    async with http_client(base_url=service.http, timeout=60) as http:
-        try:
-            return (await http.get("/readyz")).status_code == 200
-        except httpx.TransportError:
-            return False
-
-
 @asynccontextmanager
 async def reached(service: AdminProgram) -> AsyncIterator[Any]:
     """A stub of it, once it is ready."""
-    await eventually(lambda: ready(service))
+    await eventually(service.is_ready)
     async with grpc.aio.insecure_channel(service.address) as channel:
         yield registry_pb2_grpc.AdapterRegistryStub(channel)
 

@@ -13,9 +13,8 @@ from registry.etcd3.ops import Put, Txn
 from registry.model.status import Failed, Lazy, Leaving, Pending, Resident
 from registry.residency import hub
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import admin_inside, change_set, drop, put
+from tests.support.admin import change_set, drop, put
 from tests.support.http_client import http_client
-from tests.support.proxy import Proxy
 from tests.support.records import record
 from tests.support.residency_world import Replicas, among, members
 from tests.support.waiting import eventually
@@ -167,28 +166,3 @@ async def test_a_router_that_does_not_read(admin, replicas, ledger, monkeypatch)
     assert len(slow.responses) < len(quick.responses)
     slow.call.cancel()
     quick.call.cancel()
-
-
-async def test_etcd_away_and_back(etcd, ledger, admin, replicas):
-    """What was told stays until etcd is back; then what happened meanwhile is told, and nothing else."""
-    revision = (await admin.stub.ApplyAdapters(change_set(put("a")))).revision
-    await replicas.alive("r1")
-    await replicas.says("r1", revision)
-    async with Proxy(etcd.cluster.members[0].client_port) as proxy, admin_inside([proxy.endpoint], etcd.prefix) as one:
-        router = Router(one)
-        await router.hear()
-        proxy.refuse()
-        proxy.cut()
-        later = (await admin.stub.ApplyAdapters(change_set(put("b")))).revision
-        hearing = asyncio.create_task(router.until({"a": {"r1": "SERVING"}, "b": {"r1": "SERVING"}}))
-        await replicas.says("r1", later)
-
-        async def is_away() -> bool:
-            return (await page(one)).status_code == 503
-
-        await eventually(is_away)
-        assert not hearing.done()
-        proxy.pass_on()
-        await hearing
-        assert router.snapshots == 1
-        router.call.cancel()

@@ -20,7 +20,7 @@ NAME = "acme/a"
 async def replicas(ledger, admin) -> SaidReplicas:
     """Three that live."""
     said = SaidReplicas(ledger.client, ledger.keys)
-    await said.alive("r1", "r2", "r3")
+    await said.live("r1", "r2", "r3")
     return said
 
 

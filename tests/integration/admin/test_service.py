@@ -14,13 +14,11 @@ import httpx
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc import StatusCode
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from registry.model.errors import RegistryError
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
-from tests.support.etcd import make_cluster
+from tests.support.admin import admin_with_pool, change_set, drop, put, refusal
 from tests.support.http_client import http_client
 from tests.support.metrics import read_metrics
 from tests.support.residency_world import Replicas, among, members
@@ -28,35 +26,6 @@ from tests.support.waiting import eventually
 
 SERVICE = "registry.v1.AdapterRegistry"
 CANARY = pb.Strategy(canary_replicas="1", promote="auto", soak_seconds=0)
-
-
-async def test_health_follows_etcd(tmp_path):
-    """R18: not serving while etcd does not answer, from the start on, and saying why; it comes up by itself."""
-    cluster = make_cluster(tmp_path / "etcd")
-    try:
-        async with (
-            admin_inside(cluster.endpoints, "/t") as admin,
-            http_client(base_url=admin.http, timeout=60) as http,
-        ):
-
-            async def is_away() -> bool:
-                reply = await http.get("/readyz")
-                return reply.status_code == 503 and "etcd does not answer" in reply.json()["reason"]
-
-            for _ in range(2):
-                await eventually(is_away)
-                assert (await http.get("/livez")).status_code == 200
-                request = health_pb2.HealthCheckRequest(service=SERVICE)
-                told = await health_pb2_grpc.HealthStub(admin.channel).Check(request)
-                assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
-                lists = await refusal(admin.stub.ListPools(pb.ListPoolsRequest(), timeout=3))
-                assert lists.code in {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED}
-                cluster.start()
-                await wait_ready(admin)
-                await admin.stub.ListPools(pb.ListPoolsRequest())
-                cluster.stop()
-    finally:
-        cluster.stop()
 
 
 async def test_each_method_is_served_found_and_counted(admin):
@@ -97,9 +66,7 @@ async def test_each_method_is_served_found_and_counted(admin):
 
 async def test_as_much_is_taken_as_is_said(etcd, ledger):
     """R16: 4 MiB; sets of one transaction, as large as etcd takes them; of one too large the number that fits."""
-    async with admin_inside(etcd.endpoints, etcd.prefix, max_txn_ops=1024) as admin:
-        await wait_ready(admin)
-        await make_pool(admin)
+    async with admin_with_pool(etcd.endpoints, etcd.prefix, max_txn_ops=1024) as admin:
         told = await refusal(admin.stub.ApplyAdapters(change_set(put("a", labels={"k": "x" * 5_000_000}))))
         assert told.code is StatusCode.RESOURCE_EXHAUSTED
         for uri in range(12):

@@ -12,7 +12,7 @@ from registry.admin import app
 from registry.etcd3.ops import Put, Txn
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
-from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
+from tests.support.admin import admin_with_pool, change_set, drop, put, refusal
 from tests.support.etcd import compact
 
 
@@ -50,9 +50,7 @@ async def test_streams_end_when_the_service_stops(etcd, monkeypatch):
     """Graceful stop: open streams are told to go elsewhere at once, not after the grace."""
     monkeypatch.setattr(app, "GRACE_SECONDS", 600.0)
     async with AsyncExitStack() as service:
-        admin = await service.enter_async_context(admin_inside(etcd.endpoints, etcd.prefix))
-        await wait_ready(admin)
-        await make_pool(admin)
+        admin = await service.enter_async_context(admin_with_pool(etcd.endpoints, etcd.prefix))
         async with grpc.aio.insecure_channel(admin.address) as channel:
             call = registry_pb2_grpc.AdapterRegistryStub(channel).WatchAdapters(pb.WatchAdaptersRequest(pool="p"))
             await call.read()

@@ -3,49 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import httpx
 import pytest
 
-from registry.cli.main import run
 from registry.etcd3.ops import Range, prefix_end
 from registry.model.keys import Keys
-from registry.tools.devstack.processes import free_ports
 from tests.conftest import EtcdForTest
+from tests.support.admin import AdminProgram, admin_program
 from tests.support.etcd import one_member
-from tests.support.http_client import CONTEXT
-from tests.support.processes import Program, child
-from tests.support.ran import Ran
+from tests.support.processes import child
+from tests.support.ran import Ran, ran
 from tests.support.waiting import eventually
 
 MAX_TXN_OPS = 64
 
 
-@dataclass
-class Admin:
+class Admin(AdminProgram):
     """An admin service as a process."""
-
-    address: str
-    program: Program
-    http: str
-
-    def is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.http}/readyz", timeout=60, verify=CONTEXT).status_code == 200
-        except httpx.TransportError:
-            return False
 
     def start(self) -> None:
         self.program.start()
@@ -53,11 +38,8 @@ class Admin:
 
 
 def make_admin(folder: Path, etcd: EtcdForTest) -> Admin:
-    port, http_port = free_ports(2)
-    flags = ["--etcd", ",".join(etcd.endpoints), "--prefix", etcd.prefix, "--max-txn-ops", str(MAX_TXN_OPS)]
-    flags += ["--listen", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{http_port}"]
-    program = Program("registry.admin.main", flags, folder / "admin.log")
-    return Admin(f"127.0.0.1:{port}", program, f"http://127.0.0.1:{http_port}")
+    made = admin_program(folder, etcd.endpoints, etcd.prefix, "--max-txn-ops", str(MAX_TXN_OPS))
+    return Admin(made.program, made.address, made.http)
 
 
 @dataclass
@@ -72,11 +54,8 @@ class Cli:
     waits: bool = True
 
     def __call__(self, *arguments: str) -> Ran:
-        out, err = io.StringIO(), io.StringIO()
-        patience = {"LORAPLANE_TIMEOUT": "300"} if self.waits else {}
-        with mock.patch.dict(os.environ, patience), redirect_stdout(out), redirect_stderr(err):
-            code = run(["--admin", self.admin.address, *arguments])
-        return Ran(int(code), out.getvalue(), err.getvalue())
+        with mock.patch.dict(os.environ, {"LORAPLANE_TIMEOUT": "300"} if self.waits else {}):
+            return ran("--admin", self.admin.address, *arguments)
 
     def json(self, *arguments: str) -> Any:
         """The result of a command that must succeed."""

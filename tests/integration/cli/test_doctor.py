@@ -103,9 +103,7 @@ def test_what_is_well_and_what_was_deleted_past_the_admin_service(cli, etcd, rea
 def test_a_real_replica(cli, etcd, tmp_path):
     """A sidecar before an engine with the plugin: only that no base is known; then the engine ends."""
     assert (cli("pool", "create", "p", "--base-model", "base").code, cli("pool", "delete", "dev").code) == (0, 0)
-    engine = SimulatedEngine(tmp_path)
-    plugin = {"VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
-    engine.program.environment = {**engine.program.environment, **plugin}
+    engine = SimulatedEngine(tmp_path, plugin=True)
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url)
     try:
         asyncio.run(engine.start())

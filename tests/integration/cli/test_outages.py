@@ -63,7 +63,11 @@ def test_without_etcd_a_command_ends_once_the_admin_service_knows(lonely):
     """R18: within about two seconds instead of all of its time. The doctor blames etcd alone."""
     cli, member = lonely
     member.kill()
-    asyncio.run(eventually(lambda: not cli.admin.is_ready()))
+
+    async def is_away() -> bool:
+        return not await cli.admin.is_ready()
+
+    asyncio.run(eventually(is_away))
     change, hurried = ("apply", "-f", cli.manifest("a")), replace(cli, waits=False)
     for command in (("get", "pools"), change):
         ran = hurried(*command)

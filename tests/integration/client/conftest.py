@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from loraplane import AsyncRegistry
-from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
+from tests.support.admin import Admin, admin_with_pool
 
 
 @pytest.fixture
 async def admin(etcd) -> AsyncIterator[Admin]:
-    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
-        await wait_ready(admin)
-        await make_pool(admin)
+    async with admin_with_pool(etcd.endpoints, etcd.prefix) as admin:
         yield admin
 
 

@@ -23,7 +23,7 @@ Apply = Callable[..., Awaitable[Published]]
 @pytest.fixture
 async def replicas(admin, etcd, etcd_client) -> SaidReplicas:
     said = SaidReplicas(etcd_client, Keys(etcd.prefix))
-    await said.alive(*NAMES)
+    await said.live(*NAMES)
     return said
 
 

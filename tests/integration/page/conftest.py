@@ -17,7 +17,7 @@ from registry.model.records import AdapterRecord
 from registry.model.status import Failed, Lazy, ReportedEvent, ReportedLimits, ReportedStore, Served
 from registry.runtime.clock import rfc3339
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
+from tests.support.admin import Admin, admin_with_pool, change_set, put
 from tests.support.browser import Browser, started_browser
 from tests.support.residency_world import Replicas, engine_status
 
@@ -65,9 +65,7 @@ class TroubledFleet:
 
 @pytest.fixture
 async def troubled(etcd, etcd_client) -> AsyncIterator[TroubledFleet]:
-    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
-        await wait_ready(admin)
-        await make_pool(admin)
+    async with admin_with_pool(etcd.endpoints, etcd.prefix) as admin:
         keys = Keys(etcd.prefix)
         fleet = TroubledFleet(admin, Replicas(etcd_client, keys), etcd_client, keys)
         await fleet.apply(*(put(f"team-{n % 3}/support-{n}", labels={"team": f"t{n % 3}"}) for n in range(9)))

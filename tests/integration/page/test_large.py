@@ -11,7 +11,7 @@ import pytest
 
 from registry.model.keys import Keys
 from registry.model.status import Failed
-from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
+from tests.support.admin import admin_with_pool, change_set, put
 from tests.support.browser import IS_THERE, LACKING
 from tests.support.residency_world import Replicas
 
@@ -44,9 +44,7 @@ async def test_a_thousand_by_a_hundred_is_drawn_within_a_second_and_no_change_is
     of the others that which they end with.
     """
     adapters, replicas = names(ADAPTERS, "team-{0:03}/adapter"), names(REPLICAS, "replica-{0:03}")
-    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
-        await wait_ready(admin)
-        await make_pool(admin)
+    async with admin_with_pool(etcd.endpoints, etcd.prefix) as admin:
         for start in range(0, ADAPTERS, 40):
             changes = map(put, adapters[start : start + 40])
             revision = (await admin.stub.ApplyAdapters(change_set(*changes))).revision

@@ -13,7 +13,7 @@ from registry.model.status import Failed, LastKnown, Pending, RememberedReplica,
 from registry.runtime.clock import rfc3339
 from registry.v1 import registry_pb2 as pb
 from tests.integration.admin.test_access import guarded, token
-from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
+from tests.support.admin import admin_with_pool, change_set, put
 from tests.support.browser import IS_THERE, LACKING, ROOT
 from tests.support.tls import Authority
 
@@ -129,9 +129,7 @@ async def test_a_token_is_asked_for_and_asked_for_again_when_it_ends(page, etcd,
     """A1 named, A2 deny-by-default: nothing is shown before, and nothing after."""
     monkeypatch.setattr("registry.access.tokens.LEEWAY_SECONDS", 0)
     authority = Authority(tmp_path / "authority", "ours")
-    async with guarded(etcd, tmp_path, authority) as (ports, _), admin_inside(etcd.endpoints, etcd.prefix) as free:
-        await wait_ready(free)
-        await make_pool(free)
+    async with guarded(etcd, tmp_path, authority) as (ports, _), admin_with_pool(etcd.endpoints, etcd.prefix) as free:
         await free.stub.ApplyAdapters(change_set(put("acme/a"), put("other/b")))
         await page.do("goto", url=f"http://127.0.0.1:{ports.http_port}/#/adapter/acme/a")
         await page.sees("Token")

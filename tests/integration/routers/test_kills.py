@@ -20,7 +20,6 @@ import grpc
 import pytest
 
 from loraplane import AsyncRegistry
-from registry.tools.devstack.engine_environment import PLUGIN_VARIABLES, RESOLVER_VARIABLE
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from sidecar.vllm_plugin.entry import HIDE_VARIABLE
@@ -164,7 +163,7 @@ class Play:
         with self.calm():
             await self.publish("sql", "two" if turn % 2 == 0 else "one")
             await self.fleet.restart(picker.program, picker.is_ready)
-            await self.fleet.restart(self.fleet.admin.program, self.fleet.is_admin_ready)
+            await self.fleet.restart(self.fleet.admin.program, self.fleet.admin.is_ready)
             await self.hand_over("law-one")
         await self.fleet.restart(other.program, other.is_ready, kill=True)
         await self.drain_and_restart(await self.kill("law-one"))
@@ -177,13 +176,12 @@ async def playing(folder: Path, etcd) -> AsyncIterator[Play]:
     folders = {name: folder / "sources" / name for name in ("one", "two", "law")}
     for seed, one in enumerate(folders.values()):
         write_adapter(one, seed=seed, base=BASE)
-    engines = {name: SimulatedEngine(folder / name) for name in REPLICAS}
+    engines = {name: SimulatedEngine(folder / name, resolver=sockets / name) for name in REPLICAS}
     told = {name: (engine.url, ("--resolver-socket", str(sockets / name))) for name, engine in engines.items()}
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, sockets)
-        for name, engine in engines.items():
-            plugin = {**PLUGIN_VARIABLES, RESOLVER_VARIABLE: str(sockets / name), HIDE_VARIABLE: str(HIDE_SECONDS)}
-            engine.program.environment = {**engine.program.environment, **plugin}
+        for engine in engines.values():
+            engine.program.environment = {**engine.program.environment, HIDE_VARIABLE: str(HIDE_SECONDS)}
             stack.callback(engine.program.kill)
         await asyncio.gather(*(one.start() for one in engines.values()))
         fleet = await stack.enter_async_context(routed_fleet(folder, etcd, told, folder / "sources"))

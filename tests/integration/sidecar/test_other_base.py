@@ -14,8 +14,6 @@ from tests.support.adapters import MODULES
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine, serves, settled, shapes_of
 from tests.support.waiting import eventually
 
-PLUGIN = {"VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
-
 
 def write_base(folder: Path, width: int = 16, value: float = 1.0) -> None:
     """A base model whose modules have that width, and are filled with that value."""
@@ -38,9 +36,7 @@ def base(tmp_path: Path) -> Path:
 async def started(request, etcd, tmp_path: Path, base: Path) -> AsyncIterator[tuple[SimulatedEngine, Sidecar]]:
     """An engine that serves the folder `base`, and a sidecar that hears or sees what is in there, in each way."""
     seen = "/elsewhere/base" if request.param == "--base-model" else str(base)
-    engine = SimulatedEngine(tmp_path, "--model", seen)
-    if request.param == "plugin":
-        engine.program.environment = {**engine.program.environment, **PLUGIN}
+    engine = SimulatedEngine(tmp_path, "--model", seen, plugin=request.param == "plugin")
     await engine.start()
     extra = ["--base-model", str(base)] if request.param == "--base-model" else []
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url, extra=extra)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from sidecar.artifacts.files import fetching_folder
 from sidecar.artifacts.layout import StoreLayout, open_layout
 from sidecar.artifacts.types import ArtifactRef
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, left_behind, ref, refusal
-from tests.support.waiting import eventually
 from tests.unit.artifacts.test_signature_policies import policy, sign
 
 URI = "wandb-artifact:///team/run/sql:v7"
@@ -64,24 +62,6 @@ def test_no_more_locks_stay_than_folders_were_had_at_once(tmp_path):
     assert sorted(path.name for path in (layout.root / "locks").iterdir()) == ["fetched-0", "fetched-1"]
 
 
-async def test_what_it_fetches_wrongly_is_refused_with_the_reason_of_the_files(open_store, fetcher, tmp_path):
-    (tmp_path / "there" / "adapter_config.json").write_bytes(CONFIG.replace(b"LORA", b"IA3"))
-    store = open_store(PREFIX, fetchers=(f"wandb-artifact={fetcher}",))
-    assert (await refusal(store, URI)).reason == "wrong_peft_type"
-
-
-async def test_a_staging_that_nobody_waits_for_ends_the_command(open_store, fetcher, tmp_path):
-    """X3 given-back: the process, and its folder."""
-    fetcher.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
-    store = open_store(PREFIX, fetchers=(f"wandb-artifact={fetcher}",))
-    task = asyncio.create_task(store.ensure(ref(URI)))
-    pid = await eventually(lambda: _read(tmp_path / "pid"))
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await eventually(lambda: not left_behind(store) and not _read(Path(f"/proc/{pid}/cmdline")))
-
-
 async def test_who_gives_a_sidecar_a_fetcher_has_it_try_again(open_store, fetcher):
     """R8: what was refused for want of it waits for a change, and this is one."""
     without = open_store(PREFIX)
@@ -98,7 +78,3 @@ def test_what_a_killed_sidecar_left_of_it_is_tidied(open_store, fetcher, tmp_pat
     (left / "part").touch()
     store.maintenance.collector.tidy(Stop())
     assert left_behind(store) == []
-
-
-def _read(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""

@@ -37,30 +37,6 @@ async def test_a_download_that_breaks_off_goes_on_where_it_did(web, open_store):
     assert second["If-Range"].startswith('"')
 
 
-@pytest.mark.parametrize("kind", ["none", "weak"])
-async def test_without_a_tag_that_says_something_of_bytes_it_starts_over(web, open_store, kind):
-    """R4 digest-true: files with one weak tag need not be one file, byte for byte."""
-    web.has_tags, web.are_tags_weak = kind == "weak", kind == "weak"
-    web.cut_once(WEIGHTS_PATH, 50_000)
-    staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a/"))
-    assert content(staged.path) == (CONFIG, WEIGHTS)
-    assert ["Range" in headers for headers in web.headers(WEIGHTS_PATH)] == [False, False]
-
-
-async def test_a_file_that_changed_meanwhile_is_never_mixed(web, open_store):
-    """R4 digest-true: half of the old file and half of the new would pass many a check."""
-    newer = WEIGHTS[:-8] + b"\1" * 8
-
-    def cut_and_change(exchange: Exchange) -> None:
-        del web.answers[WEIGHTS_PATH]
-        web.serve(exchange, cut_after=50_000)
-        web.files[WEIGHTS_PATH] = newer
-
-    web.answers[WEIGHTS_PATH] = cut_and_change
-    staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a/"))
-    assert content(staged.path) == (CONFIG, newer)
-
-
 def endless(exchange: Exchange) -> None:
     exchange.start(200, Transfer_Encoding="chunked")
     while not exchange.site.closing.is_set():
