@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 
 import pytest
 
@@ -12,7 +10,7 @@ from registry.cli.main import run
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import digest_of
 from tests.corpus.drafts import LLAMA, Draft
-from tests.support.container_registry import IMAGE_TAR_GZIP, ContainerRegistry, PushedLayer
+from tests.support.container_registry import IMAGE_TAR_GZIP, ContainerRegistry, PushedLayer, packed
 from tests.support.web import Exchange, Site, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -38,14 +36,8 @@ def host(site: Site, draft: Draft, path: str = "/team/good/") -> str:
     return site.url + path
 
 
-def packed(draft: Draft) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in draft.files().items():
-            member = tarfile.TarInfo(f"adapter/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
+def archived(draft: Draft) -> bytes:
+    return packed({f"adapter/{name}": content for name, content in draft.files().items()}, is_gzipped=True)
 
 
 @pytest.fixture
@@ -97,7 +89,7 @@ def told(capsys):
 def test_a_directory_and_an_archive_of_a_web_server_are_checked_and_have_their_digest(told, web, base, tmp_path):
     """R4: the digest is that of the same files in a folder."""
     folder = LLAMA.draft().write(tmp_path / "a")
-    web.files["/a.tar.gz"] = packed(LLAMA.draft())
+    web.files["/a.tar.gz"] = archived(LLAMA.draft())
     for url in (host(web, LLAMA.draft()), f"{web.url}/a.tar.gz"):
         assert told("check", url, "--base-model", str(base))[0] == 0
         code, said = told("digest", url)
@@ -166,7 +158,7 @@ def test_a_tag_is_sent_as_the_digest_that_it_has_now(apply, sent_uris):
     """R4: the record names what was looked at, whatever the tag names when a sidecar reads it."""
     with serving(ContainerRegistry()) as registry:
         assert isinstance(registry, ContainerRegistry)
-        digest = registry.push("acme/sql", "v1", [PushedLayer(IMAGE_TAR_GZIP, packed(LLAMA.draft()))])
+        digest = registry.push("acme/sql", "v1", [PushedLayer(IMAGE_TAR_GZIP, archived(LLAMA.draft()))])
         there = f"oci://{registry.url.partition('://')[2]}/acme/sql"
         assert apply(f"{there}:v1")[0] == 0
         assert apply(f"{there}@{digest}")[0] == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
@@ -18,6 +16,7 @@ from registry.sources.http import Web
 from registry.sources.urls import Reach
 from sidecar.artifacts.obtain import MAX_WORKERS
 from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref, refusal
+from tests.support.container_registry import packed
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 from tests.support.web import Exchange, Site, serving
@@ -163,13 +162,8 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(web, open_store,
 
 def packed_adapter(*before: tuple[str, bytes]) -> bytes:
     """A tar.gz with an adapter in one directory."""
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w:gz") as tar:
-        for name, body in (*before, ("sql/adapter_config.json", CONFIG), ("sql/adapter_model.safetensors", WEIGHTS)):
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            tar.addfile(info, io.BytesIO(body))
-    return written.getvalue()
+    files = {"sql/adapter_config.json": CONFIG, "sql/adapter_model.safetensors": WEIGHTS}
+    return packed(dict(before) | files, is_gzipped=True)
 
 
 @pytest.mark.parametrize("has_tags", [True, False])
