@@ -171,9 +171,9 @@ class Load:
         except (RegistryError, OSError) as error:
             self.failures.append(f"{type(error).__name__}: {error}")
 
-    async def until_more(self, count: int = 15) -> None:
-        """Waits until so many more calls were made."""
-        enough = self.calls + count
+    async def until_more(self) -> None:
+        """Waits until some more calls were made."""
+        enough = self.calls + 15
 
         async def made() -> bool:
             return self.calls >= enough

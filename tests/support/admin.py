@@ -126,9 +126,9 @@ def put(name: str, uri: str = "file:///a/v1", etag: str = "", **spec: Any) -> pb
     )
 
 
-def drop(name: str, etag: str = "") -> pb.AdapterChange:
+def drop(name: str) -> pb.AdapterChange:
     """A deletion on the wire."""
-    return pb.AdapterChange(delete=name, etag=etag)
+    return pb.AdapterChange(delete=name)
 
 
 def change_set(*changes: pb.AdapterChange, pool: str = "p", **fields: Any) -> pb.ApplyAdaptersRequest:

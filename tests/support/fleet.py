@@ -50,15 +50,14 @@ class SimulatedEngine:
         self,
         folder: Path,
         *arguments: str,
-        runtime_lora: bool = True,
         plugin: bool = False,
         resolver: Path | None = None,
     ) -> None:
-        """With our plugin; `resolver`: with it, asking at that socket."""
+        """`plugin`: with ours; `resolver`: with ours, which asks at that socket."""
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         flags = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE, *arguments]
-        environment = {RUNTIME_LORA_VARIABLE: "1"} if runtime_lora else {}
+        environment = {RUNTIME_LORA_VARIABLE: "1"}
         environment |= PLUGIN_VARIABLES if plugin or resolver else {}
         environment |= {RESOLVER_VARIABLE: str(resolver)} if resolver else {}
         self.program = Program("sidecar.engines.simulated", flags, folder / "engine.log", environment)

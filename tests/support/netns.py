@@ -29,11 +29,11 @@ def why_not() -> str:
 class Namespace:
     """Use as a context. Programs run in it with `command` before theirs; `here` is our address on its link."""
 
-    def __init__(self, number: int = 0) -> None:
-        self._name = f"lp{os.getpid()}n{number}"
-        self._outer, self._inner = f"lp{os.getpid() % 100000}o{number}", f"lp{os.getpid() % 100000}i{number}"
+    def __init__(self) -> None:
+        self._name = f"lp{os.getpid()}n"
+        self._outer, self._inner = f"lp{os.getpid() % 100000}o", f"lp{os.getpid() % 100000}i"
         subnet = f"10.{os.getpid() // 200 % 40 + 213}.{os.getpid() % 200 + 20}"
-        self.here, self.there = f"{subnet}.{4 * number + 1}", f"{subnet}.{4 * number + 2}"
+        self.here, self.there = f"{subnet}.1", f"{subnet}.2"
 
     @property
     def command(self) -> tuple[str, ...]:

@@ -174,9 +174,9 @@ class Rig:
         self._informer.replace(revision, kvs)
         self.mailbox.post(replace(self.mailbox.snapshot, desired=self._informer.state))
 
-    def set_pool(self, pool: PoolSpec | None, *, is_read: bool = True) -> None:
-        """Makes this the pool's record; not `is_read`: nobody knows yet whether it has one."""
-        self.mailbox.post(replace(self.mailbox.snapshot, pool=pool, pool_read=is_read))
+    def set_pool(self, pool: PoolSpec | None) -> None:
+        """Makes this the pool's record; None: it has none."""
+        self.mailbox.post(replace(self.mailbox.snapshot, pool=pool, pool_read=True))
 
     async def request(self, name: str) -> int:
         """Asks the engine for a completion of a model; gives the HTTP status."""

@@ -155,29 +155,6 @@ async def test_no_request_comes_to_an_engine_that_lacks_its_name(files, rest):
     assert router.unrouted, "names that nobody lists go nowhere"
 
 
-@pytest.mark.parametrize("kept", [["b"], []])
-@virtual
-async def test_what_one_replica_alone_serves_is_found_while_that_drains(files, kept):
-    """R20 drain: as its sidecar tells its engine, which name nobody else serves yet. Without that requests fail."""
-    async with routing(POLL_SECONDS) as router:
-        first, second = router.endpoints
-        for endpoint in router.endpoints:
-            await endpoint.order("load", "a", files[0])
-        await first.order("load", "b", files[1])
-        await asyncio.sleep(POLL_SECONDS + 0.1)
-        router.unrouted.clear()
-        assert await first.driver.hide(30.0, kept) == Done()
-        await asyncio.sleep(7.0)  # as long as the next one takes to load it
-        await second.order("load", "b", files[1])
-        await asyncio.sleep(POLL_SECONDS)
-        assert await first.driver.hide(30.0, []) == Done()
-        await asyncio.sleep(POLL_SECONDS + 0.1)
-        first.is_there = False
-        await asyncio.sleep(2 * POLL_SECONDS)
-    assert router.lacking == []
-    assert {*router.unrouted} == {*(() if kept else ("b",))}
-
-
 @virtual
 async def test_a_name_that_stops_as_it_leaves_the_list_fails_requests(files):
     """Else the other test would hold of any engine."""

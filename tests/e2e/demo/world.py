@@ -213,13 +213,13 @@ def require(held: bool, otherwise: str) -> None:
         raise StepFailed(otherwise)
 
 
-def await_(check: Callable[[], bool], what: str, timeout_seconds: float = CONVERGE_SECONDS) -> None:
+def await_(check: Callable[[], bool], what: str) -> None:
     """Waits until `check` holds.
 
     Raises:
         StepFailed: it did not in time.
     """
-    require(wait_until(check, timeout_seconds), f"not within {timeout_seconds:g} s: {what}")
+    require(wait_until(check, CONVERGE_SECONDS), f"not within {CONVERGE_SECONDS:g} s: {what}")
 
 
 def text_of(answer: EngineAnswer) -> str:

@@ -26,7 +26,6 @@ from tests.support.adapters import write_adapter
 from tests.support.envoy import ENVOY
 from tests.support.etcd import Cluster, make_cluster
 from tests.support.http_client import http_client
-from tests.support.processes import END_SECONDS
 from tests.support.waiting import eventually
 
 SERVICES = services()
@@ -124,9 +123,8 @@ class Machine:
 
     def stop(self) -> None:
         for process in self.running:
-            process.terminate()
-        for process in self.running:
-            process.wait(END_SECONDS)
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ def tracked_files(root: Path = ROOT) -> list[str]:
 
 
 @contextmanager
-def copy_of_checkout(root: Path = ROOT) -> Iterator[Path]:
+def copy_of_checkout() -> Iterator[Path]:
     """A copy that is gone at the end. What is then edited in the checkout is no part of it."""
     with _folder() as folder:
-        for name in tracked_files(root):
+        for name in tracked_files(ROOT):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, target)
+            shutil.copy2(ROOT / name, target)
         yield folder
 
 

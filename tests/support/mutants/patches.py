@@ -93,6 +93,6 @@ def _fields(name: str, header: str) -> dict[str, str]:
     return fields
 
 
-def read_mutants(folder: Path = FOLDER) -> list[Mutant]:
+def read_mutants() -> list[Mutant]:
     """All patches, in the order of their names. Raises PatchMalformed."""
-    return [read_mutant(patch) for patch in sorted(folder.glob("*.patch"))]
+    return [read_mutant(patch) for patch in sorted(FOLDER.glob("*.patch"))]

@@ -24,9 +24,9 @@ def room_of(path: str) -> str:
     return "/".join(parts[:2])
 
 
-def kept_reasons(file: Path = REASONS) -> dict[str, str]:
+def kept_reasons() -> dict[str, str]:
     """The reasons, by id."""
-    return tomllib.loads(file.read_text())
+    return tomllib.loads(REASONS.read_text())
 
 
 def score(trials: Iterable[Trial], reasons: dict[str, str]) -> tuple[int, int]:
