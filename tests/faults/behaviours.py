@@ -50,6 +50,11 @@ def _nothing(_: StrangeEngine) -> None:
     return
 
 
+def _sets(**fields: object) -> Callable[[StrangeEngine], None]:
+    """Gives attributes of an engine these values."""
+    return lambda engine: vars(engine).update(fields)
+
+
 @dataclass(frozen=True)
 class Behaviour:
     """One way to misbehave.
@@ -195,10 +200,6 @@ def _double(engine: StrangeEngine) -> None:
     engine.twin = twin
 
 
-def _be_one(engine: StrangeEngine) -> None:
-    engine.twin = None
-
-
 def _encoded(name: str, encode: Callable[[bytes], bytes]) -> Rule:
     """Bodies as nobody asked for them."""
 
@@ -237,10 +238,6 @@ async def _loads_elsewhere(engine: StrangeEngine, request: Request) -> Answer | 
     return Answer(200, b"Success")
 
 
-def _unload_all(engine: StrangeEngine) -> None:
-    engine.adapters.clear()
-
-
 def _unload_one(engine: StrangeEngine) -> None:
     engine.adapters.pop(min(engine.adapters, default=""), None)
 
@@ -255,18 +252,6 @@ def _replace_files(engine: StrangeEngine) -> None:
 
 def _load_theirs(engine: StrangeEngine) -> None:
     engine.adapters["theirs"] = "/elsewhere/theirs"
-
-
-def _restart(engine: StrangeEngine) -> None:
-    engine.restart()
-
-
-def _go(engine: StrangeEngine) -> None:
-    engine.gone = True
-
-
-def _come_back(engine: StrangeEngine) -> None:
-    engine.gone = False
 
 
 def _die(engine: StrangeEngine) -> None:
@@ -290,32 +275,12 @@ def _release_core(engine: StrangeEngine) -> None:
     engine.core.set()
 
 
-def _sleep(engine: StrangeEngine) -> None:
-    engine.asleep = True
-
-
-def _wake(engine: StrangeEngine) -> None:
-    engine.asleep = False
-
-
-def _be_busy(engine: StrangeEngine) -> None:
-    engine.busy = 5
-
-
-def _be_idle(engine: StrangeEngine) -> None:
-    engine.busy = 0
-
-
 async def _stale(engine: StrangeEngine, request: Request) -> Answer | None:
     """The listing of when it was asked first."""
     if request.path != MODELS:
         return None
     engine.remembered = engine.remembered or await engine.right(request)
     return engine.remembered
-
-
-def _forget(engine: StrangeEngine) -> None:
-    engine.remembered = None
 
 
 def _another_start(engine: StrangeEngine, right: Answer) -> Answer:
@@ -434,7 +399,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour("listing: our paths with two slashes", _rooted(lambda path: path.replace("/", "//")), **AS_EVER),
     Behaviour("listing: our paths with dots", _rooted(lambda path: path.replace("/", "/./")), **AS_EVER),
     Behaviour("listing: another base model", listed(_other_base), stays=NEVER, told=LOOK, heals=QUICK),
-    Behaviour("listing: of a while ago", _stale, end=_forget),
+    Behaviour("listing: of a while ago", _stale, end=_sets(remembered=None)),
     Behaviour("listing: never answered", on(MODELS, answer=HANGS), stays=0.1, told=STALLED, heals=PAUSE),
     Behaviour("listing: answered after 4 s", on(MODELS, after=4.0)),
     *(Behaviour(f"metrics: {name}", on(METRICS, answer=answer), **UNKNOWN) for name, answer in _NO_METRICS.items()),
@@ -451,17 +416,21 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour("completions: never answered", on(COMPLETIONS, answer=HANGS), stays=5.0, told=STALLED),
     Behaviour("its core stands still", begin=_hold_core, end=_release_core, stays=5.0, told=STALLED),
     Behaviour("all of it stands still", begin=_freeze, end=_thaw, stays=0.1, told=AWAY),
-    Behaviour("is gone, and another process comes", begin=_die, end=_come_back, stays=NEVER, told=QUICK, heals=QUICK),
-    Behaviour("refuses connections", begin=_go, end=_come_back, stays=NEVER, told=QUICK, heals=QUICK),
-    Behaviour("restarts once", begin=_restart, stays=NEVER, heals=QUICK),
-    Behaviour("restarts every 3 s", begin=_restart, every=3.0, stays=NEVER, heals=QUICK),
-    Behaviour("loses all adapters, and is still the same", begin=_unload_all),
+    Behaviour(
+        "is gone, and another process comes", begin=_die, end=_sets(gone=False), stays=NEVER, told=QUICK, heals=QUICK
+    ),
+    Behaviour(
+        "refuses connections", begin=_sets(gone=True), end=_sets(gone=False), stays=NEVER, told=QUICK, heals=QUICK
+    ),
+    Behaviour("restarts once", begin=StrangeEngine.restart, stays=NEVER, heals=QUICK),
+    Behaviour("restarts every 3 s", begin=StrangeEngine.restart, every=3.0, stays=NEVER, heals=QUICK),
+    Behaviour("loses all adapters, and is still the same", begin=lambda engine: engine.adapters.clear()),
     Behaviour("loses all adapters but for proofs of them", begin=_leave_proofs),
     # Which of them has what is not known before one has come back twice.
     Behaviour(
         "is two engines in turn",
         begin=_double,
-        end=_be_one,
+        end=_sets(twin=None),
         is_ours=True,
         stays=NEVER,
         told=AWAY,
@@ -471,8 +440,8 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour("somebody unloads one every second", begin=_unload_one, every=1.0),
     Behaviour("somebody puts other files behind our names", begin=_replace_files, end=_give_back, every=5.0),
     Behaviour("somebody loads another adapter", begin=_load_theirs, heals=QUICK),
-    Behaviour("sleeps", begin=_sleep, end=_wake, stays=NEVER, told=AWAY, heals=QUICK),
-    Behaviour("is full of requests", begin=_be_busy, end=_be_idle),
+    Behaviour("sleeps", begin=_sets(asleep=True), end=_sets(asleep=False), stays=NEVER, told=AWAY, heals=QUICK),
+    Behaviour("is full of requests", begin=_sets(busy=5), end=_sets(busy=0)),
     *(Behaviour(f"everything: {name}", on(answer=answer), **UNKNOWN) for name, answer in _NO_ANSWERS.items()),
     Behaviour("everything: HTTP/1.0", _closing(version="1.0"), **AS_EVER),
     Behaviour("everything: Connection: close", _closing(headers={"Connection": "close"}), **AS_EVER),
