@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import subprocess
 import sys
 import tarfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from registry.tools.devstack.stack_parts import our_environment
 from tests.conftest import EtcdForTest
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.admin import AdminProgram, admin_program
@@ -103,7 +103,7 @@ class TwoReplicas:
         done = subprocess.run(
             [sys.executable, "-c", RUN_CLI, "--admin", self.admin.address, *arguments],
             cwd=tree,
-            env={**clean_environment(), "PYTHONPATH": str(tree), "LORAPLANE_TIMEOUT": "120"},
+            env={**our_environment(), "PYTHONPATH": str(tree), "LORAPLANE_TIMEOUT": "120"},
             capture_output=True,
             text=True,
             timeout=300,
@@ -119,10 +119,6 @@ class TwoReplicas:
         assert code == 0, told
         for engine in self.engines.values():
             assert digest_of(Path((await engine.listing())[NAME])) == written.digest, told
-
-
-def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from registry.tools.devstack.stack_parts import our_environment
 from tests.support.processes import child
 from tests.support.waiting import eventually
 
@@ -21,7 +22,7 @@ COMMAND = [sys.executable, "-m", "tests.e2e.demo", "--engine"]
 
 def environment(folder: Path) -> dict[str, str]:
     """Ours, with a folder for temporary files that shows what is left."""
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("LORAPLANE_")}, "TMPDIR": str(folder)}
+    return {**our_environment(), "TMPDIR": str(folder)}
 
 
 def processes_of(folder: Path) -> list[str]:

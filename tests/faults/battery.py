@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from registry.model.names import PROOF_PREFIX
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec
+from registry.model.records import AdapterSpec, PoolSpec, SourceSpec
 from registry.model.status import ReplicaStatus
 from sidecar.engines.vllm.http import VllmHttp
 from tests.faults.behaviours import ALWAYS, BEHAVIOURS, Behaviour
@@ -24,6 +24,7 @@ from tests.simulation.checks import Sample
 from tests.simulation.history import POOL
 from tests.simulation.simulation import play_by_hand
 from tests.simulation.world import KEYS, World
+from tests.support.records import written
 
 MOMENTS = ("boot", "idle", "change")
 SECONDS = (0.1, 5.0, 60.0)
@@ -147,15 +148,8 @@ class Scene:
         for name, source in sources.items():
             if self.wanted.get(name) != source:
                 self._generations[name] = self._generations.get(name, 0) + 1
-                record = AdapterRecord(
-                    name=name,
-                    pool=POOL,
-                    tenant="default",
-                    generation=self._generations[name],
-                    spec=AdapterSpec(source=SourceSpec(uri=f"{ROOT}{source}")),
-                    updated_at="2026-01-01T00:00:00Z",
-                    updated_by="test",
-                )
+                spec = AdapterSpec(source=SourceSpec(uri=f"{ROOT}{source}"))
+                record = written(name, spec, self._generations[name])
                 self._world.store.put(KEYS.adapter(POOL, name), record.to_bytes())
         for name in self.wanted.keys() - sources.keys():
             self._world.store.delete(KEYS.adapter(POOL, name))

@@ -164,9 +164,7 @@ async def serves_more(stack: Stack) -> None:
     await settled(stack.sidecar, await stack.hand.put(placed))
 
     async def is_there() -> bool:
-        async with http_client(base_url=stack.engine.url, timeout=60) as client:
-            body = {"model": "lazy", "prompt": "x", "max_tokens": 1}
-            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert await stack.engine.request("lazy") == 200
         assert {"a", "b", "lazy"} <= (await stack.engine.listing()).keys()
         return True
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_links import events, serves
-from tests.support.fleet import Sidecar
+from tests.faults.test_links import events
+from tests.support.fleet import Sidecar, lists
 from tests.support.waiting import eventually
 
 PLACES = [
@@ -50,15 +50,15 @@ async def test_a_clock_that_steps_by_an_hour_changes_nothing(hours, one, hand, e
     await hand.put(hand.record("a", "v1"))
     sidecar.program.start()
     try:
-        await serves(engine, "a")
+        await lists(engine, "a")
         offset.write_text(f"{hours * 3600:+d}")
         await hand.put(hand.record("b", "v2"))
-        await serves(engine, "a", "b")
+        await lists(engine, "a", "b")
         await eventually(lambda: _is_off(sidecar, hours * HOUR))
         await eventually(sidecar.is_ready)
         offset.write_text("+0")
         await hand.delete("a")
-        await serves(engine, "b")
+        await lists(engine, "b")
         await eventually(lambda: _is_off(sidecar, timedelta()))
         assert (events(sidecar, "etcd_disconnected"), events(sidecar, "listed")) == (0, 1)
     finally:

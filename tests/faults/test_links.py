@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.etcd import Cluster
-from tests.support.fleet import Hand, Sidecar, SimulatedEngine
+from tests.support.fleet import Hand, Sidecar, lists
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -32,13 +32,6 @@ def events(sidecar: Sidecar, name: str) -> int:
     return sum(line["event"] == name for line in sidecar.program.logged())
 
 
-async def serves(engine: SimulatedEngine, *names: str) -> None:
-    async def is_so() -> bool:
-        return set(await engine.listing()) == set(names)
-
-    await eventually(is_so, timeout_seconds=60)
-
-
 async def is_stale(sidecar: Sidecar) -> bool:
     return bool((await sidecar.status()).get("stale"))
 
@@ -58,7 +51,7 @@ async def test_a_link_that_breaks_in_any_way_is_noticed_and_caught_up_with(hand:
     await hand.pool()
     await hand.put(hand.record("a", "v1"), hand.record("old", "v2"))
     sidecar.program.start()
-    await serves(engine, "a", "old")
+    await lists(engine, "a", "old")
     before = "old"
     for how, hurt in BREAKS.items():
         hurt(proxy)
@@ -69,12 +62,12 @@ async def test_a_link_that_breaks_in_any_way_is_noticed_and_caught_up_with(hand:
         assert set(await engine.listing()) == {"a", before}, how
         proxy.cut()
         proxy.pass_on()
-        await serves(engine, "a", name)
+        await lists(engine, "a", name)
         before = name
     losses = events(sidecar, "etcd_disconnected")
     proxy.strand()
     await hand.put(hand.record("b", "v2"))
-    await serves(engine, "a", "b", before)
+    await lists(engine, "a", "b", before)
     assert proxy.held, "what etcd sent over the dead connection stayed there"
     assert events(sidecar, "etcd_disconnected") > losses
     assert events(sidecar, "listed") == 1
@@ -85,13 +78,13 @@ async def test_without_any_member_nothing_is_unloaded_and_the_sidecar_idles(one,
     await hand.pool()
     await hand.put(hand.record("a", "v1"))
     sidecar.program.start()
-    await serves(engine, "a")
+    await lists(engine, "a")
     one.members[0].freeze()
     await eventually(lambda: is_stale(sidecar), timeout_seconds=60)
     assert set(await engine.listing()) == {"a"}
     one.members[0].thaw()
     await hand.put(hand.record("b", "v2"))
-    await serves(engine, "a", "b")
+    await lists(engine, "a", "b")
     assert events(sidecar, "listed") == 1
     one.members[0].kill()
     await eventually(lambda: is_stale(sidecar))
@@ -101,7 +94,7 @@ async def test_without_any_member_nothing_is_unloaded_and_the_sidecar_idles(one,
     one.members[0].start()
     await one.ready()
     await hand.put(hand.record("c", "v3"))
-    await serves(engine, "a", "b", "c")
+    await lists(engine, "a", "b", "c")
 
     def is_logged() -> bool:  # the engine lists it before the call comes back
         calls = [line for line in sidecar.program.logged() if line["event"] == "engine_call"]

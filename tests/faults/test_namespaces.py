@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from tests.faults.test_links import events, is_stale, serves
+from tests.faults.test_links import events, is_stale
 from tests.support.etcd import Cluster, make_cluster, running_etcd
-from tests.support.fleet import Hand, Sidecar, SimulatedEngine
+from tests.support.fleet import Hand, Sidecar, SimulatedEngine, lists
 from tests.support.netns import Namespace, why_not
 from tests.support.waiting import eventually
 
@@ -62,7 +62,7 @@ async def test_a_link_that_is_hurt_in_the_kernel_is_noticed_and_caught_up_with(n
     await hand.pool()
     await hand.put(hand.record("a", "v1"), hand.record("old", "v2"))
     sidecar.program.start()
-    await serves(engine, "a", "old")
+    await lists(engine, "a", "old")
     before = "old"
     for name, hurt in BREAKS.items():
         losses = events(sidecar, "etcd_disconnected")
@@ -71,7 +71,7 @@ async def test_a_link_that_is_hurt_in_the_kernel_is_noticed_and_caught_up_with(n
         await hand.put(hand.record(name, "v3"))
         await hand.delete(before)
         namespace.heal()
-        await serves(engine, "a", name)
+        await lists(engine, "a", name)
         await eventually(lambda: _is_fresh(sidecar), timeout_seconds=60)
         before = name
     namespace.limit(64)

@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 
 from registry.model.records import AdapterRecord
-from tests.faults.test_links import events, serves
+from tests.faults.test_links import events
 from tests.support.adapters import digest_of
 from tests.support.etcd import Cluster
-from tests.support.fleet import Hand, Sidecar, SimulatedEngine
+from tests.support.fleet import Hand, Sidecar, SimulatedEngine, lists
 from tests.support.processes import resident_bytes
 from tests.support.waiting import eventually
 
@@ -61,7 +61,7 @@ async def _serving(one: Cluster, hand: Hand, engine: SimulatedEngine, folder: Pa
     await hand.pool()
     await hand.put(*records(hand))
     sidecar.program.start()
-    await serves(engine, *NAMES)
+    await lists(engine, *NAMES)
     return sidecar
 
 

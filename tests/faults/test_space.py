@@ -18,7 +18,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, admin_inside, admin_with_pool, change_set, drop, put, refusal, wait_ready
 from tests.support.etcd import Cluster, commit, etcdctl, make_cluster, running_etcd
-from tests.support.fleet import POOL, Sidecar, SimulatedEngine
+from tests.support.fleet import POOL, Sidecar, lists
 from tests.support.history_check import check_history, read_history
 from tests.support.waiting import eventually
 
@@ -96,11 +96,11 @@ async def test_without_space_everything_is_served_and_an_adapter_can_still_be_de
     try:
         uris = {name: (sources / version).as_uri() for name, version in (("acme/bad", "v1"), ("acme/good", "v2"))}
         await admin.stub.ApplyAdapters(change_set(*(put(name, uri) for name, uri in uris.items())))
-        await serves(engine, *uris)
+        await lists(engine, *uris)
         await fill(client)
         await _nothing_is_written(admin)
         await delete_raw(small, "acme/bad")
-        await serves(engine, "acme/good")
+        await lists(engine, "acme/good")
         assert await counter(admin) == 2
         assert await doctor(admin, "--repair") == 4
         await make_space(small, client)
@@ -114,7 +114,7 @@ async def test_without_space_everything_is_served_and_an_adapter_can_still_be_de
 
         await eventually(is_well, every_seconds=0.5)  # the status from before is written again a while after
         await admin.stub.ApplyAdapters(change_set(put("acme/bad", uris["acme/good"])))
-        await serves(engine, *uris)
+        await lists(engine, *uris)
         told = await admin.stub.GetAdapter(pb.GetAdapterRequest(pool=POOL, name="acme/bad"))
         assert told.generation == 2
     finally:
@@ -126,13 +126,6 @@ async def _nothing_is_written(admin: Admin) -> None:
         told = await refusal(admin.stub.ApplyAdapters(change_set(change)))
         assert (told.code, told.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
     assert len((await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool=POOL))).adapters) == 2
-
-
-async def serves(engine: SimulatedEngine, *names: str) -> None:
-    async def is_so() -> bool:
-        return set(await engine.listing()) == set(names)
-
-    await eventually(is_so, timeout_seconds=60)
 
 
 async def test_what_was_done_before_is_told_and_what_was_deleted_past_us_is_repaired(small, client, admin):

@@ -25,7 +25,6 @@ from sidecar.engines.load_ledger import PAST_FILE, LoadLedger
 from tests.support.admin import Admin, admin_inside, drop, put, refusal, wait_ready
 from tests.support.etcd import Cluster, commit
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine, settled
-from tests.support.http_client import http_client
 from tests.support.make_sample import PREFIX, ROOT, deletion, sample_cluster
 from tests.support.waiting import eventually
 
@@ -61,11 +60,6 @@ class World:
         """The artifacts of the store; one that is fetched again has another inode."""
         found = (self.sidecar.store / "adapters").rglob("*")
         return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
-
-    async def ask(self, name: str) -> int:
-        async with http_client(base_url=self.engine.url, timeout=60) as client:
-            body = {"model": name, "prompt": "x", "max_tokens": 1}
-            return (await client.post("/v1/completions", json=body)).status_code
 
 
 LISTED: dict[str, str] = SHOWN["listing"]
@@ -169,7 +163,7 @@ async def is_listed(world: World, names: set[str]) -> bool:
 
 
 async def is_served(world: World, name: str) -> bool:
-    return await world.ask(name) == 200
+    return await world.engine.request(name) == 200
 
 
 async def test_a_new_sidecar_takes_an_engine_and_a_rollout_over_without_a_call_or_a_fetch(

@@ -36,6 +36,7 @@ from tests.support.etcd import PATIENCE_SECONDS, commit
 from tests.support.http_client import http_client
 from tests.support.metrics import read_metrics
 from tests.support.processes import Program
+from tests.support.records import written
 from tests.support.residency_world import assigned
 from tests.support.waiting import eventually
 
@@ -88,6 +89,11 @@ class SimulatedEngine:
 
     async def unload(self, name: str) -> int:
         return (await self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name})).status_code
+
+    async def request(self, name: str) -> int:
+        """Status of the answer to a request for a model."""
+        body = {"model": name, "prompt": "x", "max_tokens": 1}
+        return (await self._request("POST", "/v1/completions", json=body)).status_code
 
     async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         async with http_client(base_url=self.url, timeout=PATIENCE_SECONDS) as client:
@@ -177,16 +183,9 @@ class Hand:
     def record(self, name: str, source: str, generation: int = 1, **spec: Any) -> AdapterRecord:
         """A record for the adapter in `source`; pinned only if a digest is given."""
         digest = spec.pop("digest", None)
-        return AdapterRecord(
-            name=name,
-            pool=POOL,
-            tenant="default",
-            generation=generation,
-            spec=AdapterSpec(source=SourceSpec(uri=self.source(source).as_uri(), digest=digest), **spec),
-            updated_at="2026-01-01T00:00:00.000Z",
-            updated_by="test",
-            request_id=f"req-{name.replace('/', '-')}-{generation}",
-        )
+        where = SourceSpec(uri=self.source(source).as_uri(), digest=digest)
+        request_id = f"req-{name.replace('/', '-')}-{generation}"
+        return written(name, AdapterSpec(source=where, **spec), generation, request_id)
 
     async def put(self, *records: AdapterRecord) -> int:
         """Writes records in one transaction; returns its revision."""
@@ -217,6 +216,15 @@ def shapes_of(base: Path) -> BaseShapes:
         layout=found.layout,
         weights=found.weights,
     )
+
+
+async def lists(engine: SimulatedEngine, *names: str) -> None:
+    """Waits until the engine lists exactly these names."""
+
+    async def is_so() -> bool:
+        return set(await engine.listing()) == set(names)
+
+    await eventually(is_so, timeout_seconds=60)
 
 
 async def serves(engine: SimulatedEngine, sidecar: Sidecar, *names: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceS
 from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
 from tests.support.etcd import make_cluster, running_etcd
 from tests.support.fleet import POOL, Sidecar
+from tests.support.records import written
 from tests.support.swap_verdict import Sequenced
 from tests.support.tiny import Tiny
 from tests.support.waiting import eventually
@@ -126,13 +127,4 @@ async def _write(client: Client, keys: Keys, names: Sequence[str], paths: Sequen
 
 
 def _record(name: str, folder: Path) -> AdapterRecord:
-    return AdapterRecord(
-        name=name,
-        pool=POOL,
-        tenant=tenant_of(name),
-        generation=1,
-        spec=AdapterSpec(source=SourceSpec(uri=folder.as_uri()), load="lazy"),
-        updated_at="2026-01-01T00:00:00.000Z",
-        updated_by="test",
-        request_id="req-1",
-    )
+    return written(name, AdapterSpec(source=SourceSpec(uri=folder.as_uri()), load="lazy"), request_id="req-1")

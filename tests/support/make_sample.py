@@ -24,7 +24,6 @@ from tests.support.adapters import write_adapter
 from tests.support.admin import admin_program
 from tests.support.etcd import Cluster, commit, make_cluster
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
-from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
 # The same on every machine, for records and snapshots name it, under checksums.
@@ -94,9 +93,7 @@ async def play(stub: Any, client: Client, sidecars: list[Sidecar], engine: Simul
     await add_unknown_fields(client, "unpinned")
     revision = int((await stub.ApplyAdapters(deletion())).revision)
     await all_seen(sidecars, revision)
-    async with http_client(base_url=engine.url, timeout=60) as http:
-        body = {"model": "acme/lazy", "prompt": "x", "max_tokens": 1}
-        assert (await http.post("/v1/completions", json=body)).status_code == 200
+    assert await engine.request("acme/lazy") == 200
     await eventually(lambda: has_seen(sidecars[0], revision, resident=1))
 
 

@@ -20,17 +20,21 @@ def digest(text: str) -> str:
 
 def record(name: str, generation: int = 1, *, source: str = "v1", pinned: bool = True, **spec: Any) -> AdapterRecord:
     """A record of an adapter whose artifact is named by `source`."""
+    where = SourceSpec(uri=f"file:///a/{source}", digest=digest(source) if pinned else None)
+    return written(name, AdapterSpec(source=where, **spec), generation)
+
+
+def written(name: str, spec: AdapterSpec, generation: int = 1, request_id: str = "") -> AdapterRecord:
+    """A record with that spec."""
     return AdapterRecord(
         name=name,
         pool=POOL,
         tenant=tenant_of(name),
         generation=generation,
-        spec=AdapterSpec(
-            source=SourceSpec(uri=f"file:///a/{source}", digest=digest(source) if pinned else None), **spec
-        ),
+        spec=spec,
         updated_at="2026-01-01T00:00:00.000Z",
         updated_by="test",
-        request_id=f"req-{name}-{generation}",
+        request_id=request_id or f"req-{name}-{generation}",
     )
 
 

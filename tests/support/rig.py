@@ -16,7 +16,7 @@ from registry.etcd3.client import Client
 from registry.etcd3.ops import KeyValue
 from registry.etcd3.options import ClientOptions
 from registry.model.expected_answers import Expect
-from registry.model.records import AdapterRecord, AdapterSpec, Load, PoolSpec, SourceSpec
+from registry.model.records import AdapterSpec, Load, PoolSpec, SourceSpec
 from registry.model.status import Presence, ReplicaStatus
 from registry.runtime.clock import Clock, rfc3339
 from registry.sources.base import Stop
@@ -37,7 +37,7 @@ from sidecar.resolver.server import answer_questions
 from tests.support.adapters import write_adapter
 from tests.support.engines import PATIENT
 from tests.support.http_client import http_client
-from tests.support.records import KEYS, POOL
+from tests.support.records import KEYS, POOL, written
 from tests.support.waiting import eventually
 
 
@@ -159,16 +159,7 @@ class Rig:
                 write_adapter(folder, seed=sum(source.encode()))
             load: Load = "lazy" if name in lazy else "eager"
             spec = AdapterSpec(source=SourceSpec(uri=folder.as_uri()), load=load, expect=expect)
-            record = AdapterRecord(
-                name=name,
-                pool=POOL,
-                tenant="default",
-                generation=revision,
-                spec=spec,
-                updated_at="2026-01-01T00:00:00Z",
-                updated_by="test",
-                request_id=f"req-{revision}",
-            )
+            record = written(name, spec, revision, f"req-{revision}")
             kvs.append(KeyValue(KEYS.adapter(POOL, name), record.to_bytes(), 1, revision, 1))
         self.records = {kv.key: kv.value for kv in kvs}
         self._informer.replace(revision, kvs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from registry.tools.devstack.stack_parts import our_environment
+
 
 @dataclass(frozen=True)
 class DevStack:
@@ -21,9 +22,8 @@ class DevStack:
     folder: Path
 
     def __call__(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")}
         # Who gives a time waits for an etcd that stands still for a moment.
-        environment = {**ours, "LORAPLANE_TIMEOUT": "300", **extra}
+        environment = {**our_environment(), "LORAPLANE_TIMEOUT": "300", **extra}
         command = [sys.executable, "-m", "registry.cli.main", *arguments]
         return subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=400

@@ -57,8 +57,7 @@ async def playing(etcd, folder: Path) -> AsyncIterator[Mapping[str, str]]:
             write_adapter(lost, seed=3, base=BASE)
             (lost / "adapter_model.safetensors").write_bytes(b"no tensors")
             await registry.publish(str(lost), "lost", POOL, wait=False)
-        async with http_client(base_url=engine.url, timeout=60) as client:
-            await client.post("/v1/completions", json={"model": "sql", "prompt": "x", "max_tokens": 1})
+        await engine.request("sql")
         await eventually(lambda: has_failed(sidecar))
         await eventually(picker.is_ready)
         yield {"admin": admin.http, "sidecar": sidecar.http, "picker": picker.http, "engine": engine.url}

@@ -14,6 +14,7 @@ from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
 from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
 from tests.support.http_client import http_client
+from tests.support.records import written
 from tests.support.waiting import eventually
 from tests.support.web import Site
 
@@ -28,15 +29,7 @@ REFUSED = {
 
 
 def record(name: str, uri: str, credentials: str | None) -> AdapterRecord:
-    return AdapterRecord(
-        name=name,
-        pool=POOL,
-        tenant="default",
-        generation=1,
-        spec=AdapterSpec(source=SourceSpec(uri=uri), credentials=credentials),
-        updated_at="2026-01-01T00:00:00.000Z",
-        updated_by="test",
-    )
+    return written(name, AdapterSpec(source=SourceSpec(uri=uri), credentials=credentials))
 
 
 def arguments(pid: int) -> str:
