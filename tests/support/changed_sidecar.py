@@ -2,8 +2,8 @@
 
 HOW is the failpoint at which it kills itself; or "patient": it bears an etcd that stands still for minutes; or
 "unhurried": it waits a minute for etcd at its end, and for an engine that asks it for an adapter; or "attentive": it
-looks at its engine every second, merely because time has passed; or "decided": what its engine refused for seconds is
-its answer to a rollout.
+looks at its engine every second, merely because time has passed; or "counting": it averages load over seconds; or
+"decided": what its engine refused for seconds is its answer to a rollout.
 """
 
 from __future__ import annotations
@@ -50,12 +50,29 @@ def unhurried() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def counting() -> Iterator[None]:
+    """Makes this process average the load of adapters over two seconds, and tell it at once."""
+    with (
+        mock.patch("sidecar.report.load.SAMPLE_SECONDS", 0.2),
+        mock.patch("sidecar.report.load.WINDOW_SECONDS", 2.0),
+        mock.patch("sidecar.report.load.TELL_SECONDS", 0.5),
+    ):
+        yield
+
+
 def decided() -> AbstractContextManager[object]:
     """Makes this process tell a rollout after a second what it would tell after a minute."""
     return mock.patch("sidecar.plan.backoff.SETTLED_SECONDS", 1.0)
 
 
-CHANGES = {"patient": patient, "unhurried": unhurried, "attentive": attentive, "decided": decided}
+CHANGES = {
+    "patient": patient,
+    "unhurried": unhurried,
+    "attentive": attentive,
+    "counting": counting,
+    "decided": decided,
+}
 
 
 if __name__ == "__main__":

@@ -54,10 +54,10 @@ class SaidReplicas(Replicas):
         told: dict[str, Any] = {"members": among([*self.members.values()])["members"]} | fields
         await self.says(name, revision, **told)
 
-    async def all_serve(self, revision: int, **fields: Any) -> None:
+    async def all_serve(self, revision: int) -> None:
         """All who live serve everything as of `revision`."""
         for name in self.members:
-            await self.say(name, revision, **fields)
+            await self.say(name, revision)
 
     async def refuse(self, name: str, adapter: str, generation: int, revision: int) -> None:
         """It refuses a generation for good."""

@@ -1,4 +1,4 @@
-"""What an admin service does by itself, on a real etcd over real gRPC: rollouts with canaries, numbers of replicas."""
+"""Rollouts with canaries that an admin service conducts by itself, on a real etcd over real gRPC."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import asyncio
 import pytest
 from grpc import StatusCode
 
-from registry.model.status import AdapterLoad, ReportedLoad
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import admin_inside, change_set, put, refusal, wait_ready
+from tests.support.admin import change_set, put, refusal
 from tests.support.made_up_replicas import SaidReplicas
-from tests.support.waiting import eventually
 
 NAME = "acme/a"
 
@@ -57,29 +55,4 @@ async def test_what_canaries_refuse_is_halted_until_somebody_ends_it(ledger, adm
     back = done.results[0].adapter
     assert (back.generation, back.spec.source.uri, back.HasField("rollout")) == (3, "file:///a/v1", False)
     assert dry.results[0].adapter.spec == back.spec
-    await ledger.check()
-
-
-async def test_a_number_of_replicas_follows_what_they_say_of_their_load(ledger, replicas, monkeypatch, etcd):
-    """R20, W7 audit-complete: one more, and one fewer, by one audited step each, of one generation."""
-    monkeypatch.setattr("registry.rollout.scaling.STEP_SECONDS", 0.2)
-    monkeypatch.setattr("registry.rollout.scaling.CALM_SECONDS", 0.4)
-    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
-        await wait_ready(admin)
-        placement = pb.Placement(replicas=1, by_load=pb.ByLoad(max=2, per_replica=4))
-        revision = (await admin.stub.ApplyAdapters(change_set(put(NAME, placement=placement)))).revision
-        for in_flight, number in ((6.0, 2), (0.5, 1)):
-            load = ReportedLoad(adapters=[AdapterLoad(name=NAME, in_flight=in_flight)])
-
-            async def is_scaled(load=load, number=number) -> bool:
-                await replicas.all_serve(revision, load=load)
-                found = await stands(admin)
-                return (found.scaled.replicas, found.generation) == (number, 1)
-
-            await eventually(is_scaled)
-        told = (await admin.stub.ListChanges(pb.ListChangesRequest(pool="p"))).changes
-        steps = [one for one in told if one.method == "ScaleAdapter"]
-        assert [(one.action, list(one.fields), "requests at once" in one.note) for one in steps] == [
-            ("updated", ["scaled"], True)
-        ] * 2
     await ledger.check()
