@@ -16,7 +16,7 @@ from sidecar.engines.transport import PostRequest
 from sidecar.plan.types import KeptAdapter, Plan, RoundReport, ServedAdapter
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
 from tests.simulation.artifacts import is_good, is_refused, source_of
-from tests.simulation.engines import BASE, EngineHost
+from tests.simulation.engines import BASE, SHOW_PATH, EngineHost
 from tests.simulation.history import Members, Moment, Oracle, served_hashes
 from tests.simulation.loop import current_process
 from tests.simulation.sidecars import GRACE_SECONDS, IDLE_SECONDS
@@ -242,7 +242,8 @@ class Checks:
         """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
         # What an engine refuses is tried again for as long as it is desired.
         self.calls += not is_refused(source_of(str(request.body.get("lora_path") or "")), host.store.replica)
-        self._check_owner(host)
+        if request.path != SHOW_PATH:
+            self._check_owner(host)
         if host.replica not in self.replicas:
             return
         name, path = str(request.body["lora_name"]), request.body.get("lora_path")

@@ -28,6 +28,8 @@ BASE = "base"
 OPTIONS = Options(served_model_name=BASE, load_seconds=0.01, token_seconds=0.2, development=True)
 # Where there is one slot only, requests of other adapters wait.
 SLOTS = (1, 8)
+# Ends a load that found its name on the way out: no call by itself.
+SHOW_PATH = "/v1/loraplane/show"
 # In place of a page's status: it comes, and half of it is not as it should be.
 HALF = -1
 

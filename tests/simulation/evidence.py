@@ -14,7 +14,7 @@ from sidecar.engines.transport import PostRequest
 from sidecar.loop.drain import EVIDENCE_GAP_SECONDS
 from tests.simulation.artifacts import source_of
 from tests.simulation.disk import kept_revision
-from tests.simulation.engines import EngineHost
+from tests.simulation.engines import SHOW_PATH, EngineHost
 from tests.simulation.loop import State, current_process_name
 from tests.simulation.sidecars import GRACE_SECONDS
 from tests.simulation.world import World
@@ -90,8 +90,7 @@ class Evidence:
     def r8_paced(self, host: EngineHost, request: PostRequest) -> None:
         """What an engine refuses is not asked of it again and again by one process of a sidecar."""
         name, path = str(request.body["lora_name"]), str(request.body.get("lora_path") or "")
-        is_only_shown = request.path == "/v1/loraplane/show"  # sent along with each load; loads nothing by itself
-        if is_only_shown or path not in host.refused[host.incarnation]:
+        if request.path == SHOW_PATH or path not in host.refused[host.incarnation]:
             return
         self.world.told["R8"] += 1
         tries = self._tries[f"{current_process_name()} {host.process.name}", name, path]
