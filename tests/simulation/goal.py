@@ -203,17 +203,20 @@ def _lasting(world: World, replica: ReplicaHost) -> dict[str, str]:
     """What an engine lists of what nobody has to ask for, without what canaries alone are to have.
 
     Who was one has their version still where that of all others fails: once it is gone it does not come back. Nor does
-    what an engine has of an adapter that was deleted before, as of a load that ended late.
+    what an engine has of an adapter that was deleted before, as of a load that ended late; nor, where the sidecar began
+    anew, what it had until others serve it.
     """
     moment = world.checks.oracle.newest
     lazy, share = moment.lazy(), moment.share(replica.name, _live(world))
     stable = [one for one in moment.wanted.values() if one.stable is not None and share.get(one.name) == one.stable]
     canaries = {(one.name, one.newest.source) for one in stable}
+    of_others = {one.name for one in moment.wanted.values() if one.is_eager and one.name not in share}
     return {
         name: source_of(path)
         for name, path in replica.engine.listing.items()
         if replica.place.store.owns(path)
         and name not in lazy
+        and name not in of_others
         and (name, source_of(path)) not in canaries
         and _is_of_this_life(world, replica, name, source_of(path))
     }
