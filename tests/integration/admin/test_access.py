@@ -191,10 +191,11 @@ async def test_strangers_are_told_of_health_and_not_of_methods(etcd, tmp_path, a
             async with grpc.aio.secure_channel(f"127.0.0.1:{ports.token_port}", secure) as channel:
                 assert await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
                 stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-                asked = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+                asked = stub.ServerReflectionInfo()
                 if is_told:
+                    await asked.write(reflection_pb2.ServerReflectionRequest(list_services=""))
                     assert (await asked.read()).HasField("list_services_response")
-                else:
+                else:  # a request that is on its way when the refusal comes would be told as an internal error
                     assert (await refusal(asked.read())).code is StatusCode.UNIMPLEMENTED
 
 
