@@ -35,7 +35,8 @@ def test_numbers_rise_with_the_clock_and_without_it():
         numbers.append(active.number)
         slot = slot.with_content(active).with_content(Clearing("x")).with_content(Nothing())
     assert numbers == [1000, 1001, 1002, 1100]
-    assert UNTOUCHED.next_active("x", "/a", 0.0).number == 1
+    assert UNTOUCHED.next_active("x", "/a", 0.0) == Active(1, "x", "/a")
+    assert Active(1, "x", "/a").label == "x#1", "which no other weights under that name have"
     # Of any release, and for decades within the 31 bits that some of vLLM's have.
     assert UNTOUCHED.next_active("x", "/a", 1_800_000_000.9).number == 222_163_200
     assert UNTOUCHED.next_active("x", "/a", 3_700_000_000.0).number < 2**31
