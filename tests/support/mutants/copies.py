@@ -21,12 +21,14 @@ def tracked_files(root: Path = ROOT) -> list[str]:
 
 @contextmanager
 def copy_of_checkout() -> Iterator[Path]:
-    """A copy that is gone at the end. What is then edited in the checkout is no part of it."""
+    """A copy that is gone at the end, with the checkout's environments; what is then edited there is no part of it."""
     with _folder() as folder:
         for name in tracked_files(ROOT):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target)
+        for environment in ROOT.glob(".venv-*"):
+            (folder / environment.name).symlink_to(environment)
         yield folder
 
 
@@ -34,7 +36,7 @@ def copy_of_checkout() -> Iterator[Path]:
 def copy_of_tree(tree: Path) -> Iterator[Path]:
     """A copy of a copy, with what Python compiled there, that is gone at the end."""
     with _folder() as folder:
-        yield shutil.copytree(tree, folder / "tree")
+        yield shutil.copytree(tree, folder / "tree", symlinks=True)
 
 
 @contextmanager
