@@ -308,9 +308,12 @@ async def test_no_question_is_answered_while_the_engine_cannot_be_looked_at():
         await asyncio.sleep(2.0)
         assert demand.terms is not None
         assert reports[-1].situation.lazy.room == demand.terms.room > 0
+        seen = reports[-1].situation.last_seen
+        assert ([one.name for one in seen.served], bool(seen.at)) == (["good-a"], True)
         engine.failing = 1000
         await asyncio.sleep(30.0)
         assert (demand.terms, reports[-1].situation.observed) == (None, None)
+        assert reports[-1].situation.last_seen == seen, "what it served is told with the time of that look"
         assert {one.situation.lazy.room for one in reports if one.situation.observed is None} == {0}
         engine.failing = 0
         await asyncio.sleep(30.0)
