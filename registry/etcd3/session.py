@@ -23,13 +23,7 @@ _REVOKE_SECONDS = 1.0
 _LOSS_PAUSE_SECONDS = 0.5
 
 
-def _unheard(_error: EtcdError) -> None:
-    return
-
-
-async def hold_lease(
-    client: Client, *, ttl_seconds: int, body: Body, rng: random.Random, on_error: OnError = _unheard
-) -> None:
+async def hold_lease(client: Client, *, ttl_seconds: int, body: Body, rng: random.Random, on_error: OnError) -> None:
     """Runs `body(lease)` under a lease, until it returns.
 
     The lease is renewed each third of its TTL. Only the server says that it is gone, never our own clock; then the

@@ -219,7 +219,7 @@ def _flat(tensor: Tensor) -> Finding:
 
 
 def rank_findings(module: Module, rank: int) -> list[Finding]:
-    """True if both halves have the rank that the configuration says."""
+    """Halves that have not the rank that the configuration says."""
     if module.down is None or module.up is None or {len(module.down.shape), len(module.up.shape)} != {2}:
         return []
     remedy = "take adapter_config.json and adapter_model.safetensors of the same training"
@@ -231,7 +231,7 @@ def rank_findings(module: Module, rank: int) -> list[Finding]:
 
 
 def shape_findings(module: Module, name: str, shape: Shape) -> list[Finding]:
-    """True if it was trained on a module of the base's shape."""
+    """Contradictions to the base's shape of the module that it was trained on; at most one."""
     kind = name.rpartition(".")[2] == "embed_tokens"
     remedy = "serve it in a pool of the base model that it was trained on"
     own = module.parts.get(TensorPart.BASE_LAYER)

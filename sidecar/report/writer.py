@@ -71,6 +71,10 @@ class Standing:
     revision: int = 0
 
 
+def _tell_unwritten(error: EtcdError) -> None:
+    _log.warning("status_not_written", error=str(error))
+
+
 class StatusWriter:
     """The only writer of ``replicas/<pool>/<replica>`` and ``status/<pool>/<replica>``.
 
@@ -120,7 +124,8 @@ class StatusWriter:
         Raises:
             ReplicaTaken: a second process has the replica id, twice in a row.
         """
-        await hold_lease(self._client, ttl_seconds=LEASE_TTL_SECONDS, body=self._publish, rng=self._clock.rng)
+        rng, body = self._clock.rng, self._publish
+        await hold_lease(self._client, ttl_seconds=LEASE_TTL_SECONDS, body=body, rng=rng, on_error=_tell_unwritten)
 
     async def _publish(self, lease: int) -> None:
         hit(Point.LEASE_HELD)
@@ -138,7 +143,7 @@ class StatusWriter:
             except LeaseExpired:
                 raise  # the session gets a new lease, and everything is written again
             except EtcdError as error:
-                _log.warning("status_not_written", error=str(error))
+                _tell_unwritten(error)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _claim_id(self, lease: int) -> ReplicaStatus | None:

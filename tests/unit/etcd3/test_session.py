@@ -96,7 +96,8 @@ async def test_what_ran_under_a_lease_has_ended_before_the_lease_is_given_up():
             told.append("ended")
 
     leases = Noting(gone=frozenset({2}))
-    holding = asyncio.create_task(hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, rng=random.Random(0)))
+    rest = {"rng": random.Random(0), "on_error": [].append}
+    holding = asyncio.create_task(hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, **rest))  # type: ignore[arg-type]
     await asyncio.sleep(TTL_SECONDS * 2)
     assert told == ["begun", "ended", "revoked", "begun"]
     holding.cancel()

@@ -344,6 +344,24 @@ async def test_an_etcd_that_is_away_is_tried_again_about_once_a_second():
         assert ReplicaStatus.parse(client.store.kvs[STATUS].value).observed_revision == 2
 
 
+@virtual
+async def test_an_etcd_that_grants_no_lease_is_told_of_and_asked_again():
+    """R9, R12: one that is full refuses leases too; else nobody learns why a replica is in no list."""
+    client = Client()
+    client.is_away = True
+    one = writer(client, "a")
+    with capture_logs() as logs:
+        running = asyncio.create_task(one.run())
+        await asyncio.sleep(10.0)
+        told = [(line["event"], line["error"]) for line in logs]
+        assert told[:2] == [("status_not_written", "away")] * 2
+        client.is_away = False
+        await asyncio.sleep(5.0)
+        assert holder(client) == "a"
+        running.cancel()
+        await asyncio.wait([running])
+
+
 @pytest.mark.parametrize(("theirs", "ours", "taken"), [("s", "s", True), ("", "", False), ("s", "t", False)])
 async def test_who_has_the_seat_of_the_one_before_needs_not_wait_for_its_lease(theirs, ours, taken):
     """R10, R13: it came back without its store, and the kernel says that the other is dead; else it may live."""
