@@ -92,7 +92,7 @@ def test_prune_deletes_what_stands_in_no_manifest_in_the_same_transaction(cli, s
     would make everything of another team superfluous. With room for its id behind the longest, and not after a
     failure; nor where nobody agrees.
     """
-    pruned = ["-f", of_team_x, "--prune", "-l", "team=x"]
+    pruned, found = ["-f", of_team_x, "--prune", "-l", "team=x"], store.answers["ListAdapters"]
     ran = cli("diff", *pruned)
     assert (ran.code, "--- dev/b generation 3" in ran.out) == (0, True)
     assert "summary: +1 ~0 -1 (of 2 adapters)" in ran.out
@@ -118,6 +118,12 @@ def test_prune_deletes_what_stands_in_no_manifest_in_the_same_transaction(cli, s
         assert (deleted(store), first) == ([[], [("b", "12")]], request_id)
         assert (second != first, len(second) <= 128, second.startswith("q:prune:")) == (True, True, request_id == "q")
     store.requests.clear()
+    same = pb.ListAdaptersResponse(adapters=[adapter("A", "11", team="x")])
+    for listed in (same, pb.ListAdaptersResponse(adapters=[adapter("a", "11", team="x")])):
+        store.answers["ListAdapters"] = [listed]
+        assert (cli(*whole, "--yes").code, deleted(store)[-1]) == (0, []), "capitals make no other name"
+    store.requests.clear()
+    store.answers["ListAdapters"] = found
     store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")]
     assert (cli(*whole, "--yes", "--no-atomic").code, deleted(store)) == (4, [[]])
 
