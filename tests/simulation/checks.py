@@ -18,7 +18,7 @@ from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
 from tests.simulation.artifacts import is_good, is_refused, source_of
 from tests.simulation.engines import BASE, SHOW_PATH, EngineHost
 from tests.simulation.history import Members, Moment, Oracle, served_hashes
-from tests.simulation.loop import current_process
+from tests.simulation.loop import current_process, current_process_name
 from tests.simulation.sidecars import GRACE_SECONDS, IDLE_SECONDS
 
 # A status may be as old as the longest call of the loop that writes it, and its way to etcd.
@@ -77,6 +77,7 @@ class Checks:
     said_ready: dict[str, bool] = field(default_factory=dict)
     _presence: dict[str, str] = field(default_factory=dict)
     _swaps: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
+    _proves_since: dict[object, float] = field(default_factory=lambda: defaultdict(lambda: float("inf")))
     _newest: dict[str, Plan] = field(default_factory=dict)
     _decided: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
     _served: dict[str, dict[str, set[tuple[str, int]]]] = field(default_factory=lambda: defaultdict(dict))
@@ -242,24 +243,23 @@ class Checks:
         """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
         # What an engine refuses is tried again for as long as it is desired.
         self.calls += not is_refused(source_of(str(request.body.get("lora_path") or "")), host.store.replica)
+        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
         if request.path != SHOW_PATH:
-            self._check_owner(host)
+            self._check_owner(host, None if path is None else name)
         if host.replica not in self.replicas:
             return
-        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
         self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(str(path or ''))}")
         self.on_sent(host, request)
         self.on_work(host.replica, name)
         moments = self._moments(host.replica, name, path)
         if path is not None and not host.store.has(str(path)):
             self.violated(f"R7 {host.replica} loads {name} from {source_of(str(path))}, whose files are gone")
-        if path is not None:
-            self.on_given(host, str(path))
         if name.lower() == BASE:
             self.violated(f"R5 {host.replica} touches the name of the base model")
         if path is None:
             self._check_unload(host, name, moments)
         else:
+            self.on_given(host, str(path))
             self._check_load(host, name, str(path), moments)
 
     def _moments(self, replica: str, name: str, path: object) -> list[Moment]:
@@ -278,8 +278,7 @@ class Checks:
         return [moment for revision in revisions for moment in self.oracle.at(revision)]
 
     def _begun(self, replica: str, name: str) -> list[tuple[int, Members | None]]:
-        decided = self._decided[replica].get(name)
-        return [*self._swaps[replica].values(), *([decided] if decided else [])]
+        return [*self._swaps[replica].values(), *filter(None, [self._decided[replica].get(name)])]
 
     def _lives(self, host: EngineHost, name: str) -> list[Members | None]:
         """Who lived, by the newest plan and by those of what was begun."""
@@ -309,10 +308,13 @@ class Checks:
             elif _now() - since > seconds + OVERSIGHT_SECONDS and self.said_ready.get(replica, False):
                 self.violated(f"{rule} {replica} is ready though its engine is {what} for {_now() - since:.1f} s")
 
-    def _check_owner(self, host: EngineHost) -> None:
-        """R10: who was told that the replica id is another's calls no engine, but for the call that runs."""
-        lost_at = self.lost.get(host.replica, float("inf"))
-        if lost_at < _now() - OWNER_SECONDS and self.owned.get(host.replica, 0.0) < lost_at:
+    def _check_owner(self, host: EngineHost, loaded: str | None) -> None:
+        """R10: who was told that the replica id is another's calls no engine, but for the swap or call that runs."""
+        lost_at, process = self.lost.get(host.replica, float("inf")), current_process_name()
+        if loaded is not None and loaded.startswith(PROOF_PREFIX):
+            self._proves_since[process] = _now()
+        swaps = self._proves_since[process] <= lost_at and any(name.startswith(PROOF_PREFIX) for name in host.listing)
+        if lost_at < _now() - OWNER_SECONDS and self.owned.get(host.replica, 0.0) < lost_at and not swaps:
             self.violated(f"R10 {host.replica} calls its engine, and was told at {lost_at:.3f} that its id is taken")
 
     def _check_load(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> None:

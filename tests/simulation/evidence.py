@@ -15,6 +15,7 @@ from sidecar.loop.drain import EVIDENCE_GAP_SECONDS
 from tests.simulation.artifacts import source_of
 from tests.simulation.disk import kept_revision
 from tests.simulation.engines import SHOW_PATH, EngineHost
+from tests.simulation.history import has
 from tests.simulation.loop import State, current_process_name
 from tests.simulation.sidecars import GRACE_SECONDS
 from tests.simulation.world import World
@@ -30,7 +31,7 @@ class Evidence:
     """Follows what sidecars do, each time asking what they did it upon."""
 
     world: World
-    _tries: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _tries: dict[tuple[object, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
     _reads: dict[tuple[object, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def on_call(self, host: EngineHost, request: PostRequest) -> None:
@@ -88,18 +89,21 @@ class Evidence:
             self.world.checks.violated(f"R12 {replica.name} acts upon {planned}, and has {kept} on its disk")
 
     def r8_paced(self, host: EngineHost, request: PostRequest) -> None:
-        """What an engine refuses is not asked of it again and again by one process of a sidecar."""
+        """What an engine refuses is not asked of it again and again by one process of a sidecar for one generation."""
         name, path = str(request.body["lora_name"]), str(request.body.get("lora_path") or "")
         if request.path == SHOW_PATH or path not in host.refused[host.incarnation]:
             return
         self.world.told["R8"] += 1
-        tries = self._tries[f"{current_process_name()} {host.process.name}", name, path]
+        checks, source = self.world.checks, source_of(path)
+        wanted = [one for moment in checks.oracle.at(checks.planned[host.replica]) for one in moment.wanted.values()]
+        is_proof = name.startswith(PROOF_PREFIX)
+        meant = frozenset(one.newest for one in wanted if (has(one, source) if is_proof else one.name == name))
+        tries = self._tries[current_process_name(), host.process.name, name, path, meant]
         tries.append(_now())
         recent = [at for at in tries if at > _now() - TRIES_SECONDS]
         if len(recent) > MOST_TRIES:
-            self.world.checks.violated(
-                f"R8 {host.replica} tries {name} from {source_of(path)} {len(recent)} times in {TRIES_SECONDS:g} s"
-            )
+            told = f"{len(recent)} times in {TRIES_SECONDS:g} s"
+            checks.violated(f"R8 {host.replica} tries {name} from {source} {told}")
 
     def r8_read_anew(self, host: EngineHost, source: str) -> None:
         """What is wrong for good is not read whole again and again: it waits until it is changed.
