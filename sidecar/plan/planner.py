@@ -101,7 +101,7 @@ def make_plan(
     leaving = ours_leaving(chosen, observed)
     kept = still_kept(leaving, known)
     overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, chosen.kept)
-    wrong = (*_disproven(chosen, observed, known), *of_before(chosen, observed, known, now))
+    wrong = (*_disproven(chosen, observed, known), *of_before(desired, chosen, observed, known, now))
     no_more = tuple(dict.fromkeys((*_taken(observed, known), *wrong)))
     too_many = tuple(superfluous(desired, chosen, kept, overlap, known))
     free = (one for one in too_many if name_key(one.name) not in known.in_progress.keys)

@@ -103,7 +103,7 @@ def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> 
     leaving = [desired.adapters[one.key] for one in chosen.leaving]
     former = (former for one in (*chosen.wanted, *leaving) for former in one.former)
     refs = {adapter.ref for adapter in (*chosen.wanted, *chosen.kept, *earlier, *former)}
-    refs |= {ref for one in leaving for _, ref in one.versions}
+    refs |= {ref for one in (*leaving, *_newest(desired, chosen)) for _, ref in one.versions}
     staged = {ref: found for ref in refs if (found := known.staged.get(ref)) is not None}
     handing = (_left_as(desired, one, names) for one in chosen.leaving if one.name in known.handing)
     # What is wanted comes last: of two generations with the same files it is the one that is served.
@@ -115,6 +115,13 @@ def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> 
         waiting = (desired.adapters[key] for _, key in chain(chosen.over, chosen.undecided))
         unwanted -= {ref for one in waiting for _, ref in one.versions}
     return replace(chosen, good=good, staged=staged, unseen=unseen, unwanted=unwanted, versions=versions)
+
+
+def _newest(desired: DesiredState, chosen: Selection) -> Iterator[DesiredAdapter]:
+    """Adapters of which this replica serves the stable generation; it may have been a canary, and have the newest."""
+    for one in chosen.adapters:
+        if (newest := desired.adapters[one.key]).generation != one.generation:
+            yield newest
 
 
 def _leaving(desired: DesiredState, share: Share, names: Iterable[str]) -> Iterator[Handoff]:
@@ -281,7 +288,9 @@ def superfluous(
         yield Unload(name, path, known.request_id)
 
 
-def of_before(chosen: Selection, observed: Observed, known: PlanContext, now: float) -> Iterator[Unload]:
+def of_before(
+    desired: DesiredState, chosen: Selection, observed: Observed, known: PlanContext, now: float
+) -> Iterator[Unload]:
     """Unloads of what stands under a name since before it was deleted and made anew, once the new cannot be had."""
     busy = known.in_progress.keys | known.unsettled
     for adapter in chosen.wanted:
@@ -289,8 +298,9 @@ def of_before(chosen: Selection, observed: Observed, known: PlanContext, now: fl
         path = observed.adapters.get(name)
         if not adapter.is_whole or failure is None or path is None or path not in observed.ours or adapter.key in busy:
             continue
-        earlier = {one.ref for one in (*adapter.fallbacks, *adapter.former, *adapter.beside)}
-        refs = {*earlier, *(ref for _, ref in adapter.versions)}
+        newest = desired.adapters.get(adapter.key, adapter)  # who is no canary any more has that, too
+        earlier = {one.ref for one in (*newest.fallbacks, *newest.former, *newest.beside)}
+        refs = {*earlier, *(ref for _, ref in newest.versions)}
         known_paths = {chosen.staged[ref].path for ref in refs if ref in chosen.staged}
         is_failing = failure.forbids(adapter.ref, observed.facts.incarnation, now)
         # Files of an earlier generation that are not there may be those.

@@ -179,6 +179,19 @@ def test_a_canary_whose_stable_generation_fails_too_goes_on_with_what_it_served_
     assert loaded == ([path_of(source)] if source else [])
 
 
+@pytest.mark.parametrize("source", ["v2", "of-before"])
+def test_who_is_a_canary_no_more_keeps_what_it_has_while_the_stable_generation_cannot_be_had(source):
+    """R13, R24: simulated seed 770537. What stands there since before the name was made anew goes (R4)."""
+    state = desired(rolling("a", 1, strategy={"canary": {"replicas": 1}}))
+    state = replace(state, adapters=state.adapters.set("a", replace(state.adapters["a"], is_whole=True)))
+    shares = [share(state, fleet("r1", "r2", "r3"), replica) for replica in ("r1", "r2", "r3")]
+    others = next(one for one in shares if one.instead)
+    failures = {"a": Failure(others.instead["a"].ref, None, NOT_FINITE, "", 1, None)}
+    made = plan(state, observed({"a": source}), replace(known(state, "v2", failures=failures), share=others))
+    assert [one.name for one in made.calls if isinstance(one, Unload)] == ([] if source == "v2" else ["a"])
+    assert [(one.name, one.generation) for one in made.kept] == ([("a", 2)] if source == "v2" else [])
+
+
 @pytest.mark.parametrize(("names", "name"), [("plain", "a"), ("versioned", "a@1")])
 @pytest.mark.parametrize("failure", [NOT_FINITE, "engine_refused", ""])
 def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generation(names, name, failure):
