@@ -58,6 +58,7 @@ def error(status: int, param: str | None = None, *, is_flat: bool = False) -> Re
         (Reply(200, b"Success"), Done, Done),
         (error(400), AlreadyThere, Refused),
         (error(400, "body.lora_path"), Refused, Refused),
+        *((Reply(400, body), Refused, Refused) for body in (b"", b"{}", b"no JSON", b'{"error": "no"}')),
         (error(404), PathMissing, NotThere),
         (error(400, is_flat=True), AlreadyThere, Refused),
         (error(404, is_flat=True), PathMissing, NotThere),

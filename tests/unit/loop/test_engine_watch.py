@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from registry.runtime.clock import Clock
 from sidecar.engines.driver import EngineUnreachable
@@ -86,7 +87,9 @@ def test_a_process_that_comes_back_again_and_again_is_one_of_several():
     Processes one after the other are never several, nor is one that was seen once more by mistake.
     """
     pairs = [(float(at), "ab"[at % 2]) for at in range(6)]
-    assert seen(*pairs) == ([False, True, True, False, False, False], [False, False, False, True, True, True])
+    with capture_logs() as logs:
+        assert seen(*pairs) == ([False, True, True, False, False, False], [False, False, False, True, True, True])
+    assert len(logs) == 1, "it is told once"
     alone = (ALONE_SECONDS + 2.0, "b"), (ALONE_SECONDS + 3.0, "b")
     assert seen(*pairs[:4], *alone)[1] == [False, False, False, True, True, False], "no other answered for a while"
     pairs = [(float(at), f"e{at}") for at in range(2 * MOST_INCARNATIONS)]

@@ -143,9 +143,11 @@ async def test_what_is_not_used_any_more_is_let_go_and_the_engine_is_not_asked_i
     keeper = Rig("X", "Y", "Z")
     keeper.engine.cards = {"y": "/s/Y"}
     await keeper.notice(("z", "/s/Z"))
-    await keeper.lease_collector._review()
-    assert not keeper.engine.asked
-    await keeper.review(2)
+    with capture_logs() as logs:
+        await keeper.lease_collector._review()
+        assert not keeper.engine.asked
+        await keeper.review(2)
+    assert [line["event"] for line in logs] == ["leases_dropped"], "R9: no lease was missing"
     assert keeper.store.ids == {"Y", "Z"}
     asked = keeper.engine.asked
     await keeper.review()

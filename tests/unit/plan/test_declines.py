@@ -13,9 +13,9 @@ from registry.model.records import AskedRetry
 from sidecar.desired.assignment import everything
 from sidecar.desired.informer import DesiredState
 from sidecar.plan.backoff import Decline, Declines, Failure
-from sidecar.plan.limits import HEARD_SECONDS, _is_news, announced, is_own, limit_digest, restored
+from sidecar.plan.limits import HEARD_SECONDS, _is_news, announced, is_own, limit_digest, passed_on, restored
 from sidecar.plan.planner import make_plan
-from sidecar.plan.types import Plan, ReplicaLimits
+from sidecar.plan.types import FailedAdapter, Plan, ReplicaLimits
 from tests.support.records import kv, record
 from tests.support.worlds import desired, known, observed, placed_at, pool, rolling, staged
 
@@ -67,6 +67,15 @@ def test_a_refusal_is_no_answer_until_those_who_may_take_it_heard_of_it(others, 
     assert told["all"] == (None, math.inf), "of what all are to serve nothing is passed on"
     later = make_plan(state, pool(), observed({}, max_lora_rank=4), replace(facts, declined=plan.declined), now=9.0)
     assert later.failed == plan.failed, "a status says nothing new while nothing is"
+
+
+def test_what_a_record_that_is_gone_was_refused_for_is_told_as_it_is():
+    """R9: a lazy adapter has no place to pass on."""
+    state = desired(kv("b", 1))
+    share = replace(everything(state), replica="r1", members={"r1": Member("r1", {}), "r2": Member("r2", {})})
+    said = FailedAdapter("a", 1, "rank_too_high", "", 1, None, "", is_settled=True, is_own=True)
+    declined = {("a", 1): Decline("rank_too_high", "8", None, 7.0)}
+    assert passed_on(state, said, declined, replace(known(state), share=share)) is said
 
 
 def test_what_a_canary_refuses_is_passed_on_to_nobody():

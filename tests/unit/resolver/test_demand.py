@@ -179,7 +179,8 @@ def test_a_refusal_that_an_older_look_does_not_show_stands():
     world.look(now=0.0, engine=engine)
     failure = Failure(world.adapter("a").ref, "e1", "engine_refused", "", 2, None)
     world.demand.troubles.note("a", failure)
-    assert world.look(now=0.5, engine=engine).chosen.lazy.troubles
+    made = world.look(now=0.5, engine=engine)
+    assert (bool(made.chosen.lazy.troubles), made.failed) == (True, ()), "R9: not while the engine lists it"
     assert world.look("a", now=1.0).chosen.lazy.troubles == ()
     assert world.demand.troubles.of("a") is None
 

@@ -103,6 +103,9 @@ async def test_a_scrape_is_no_use_of_an_adapter(server):
 async def test_what_was_said_too_long_ago_is_not_told(server, caplog):
     """Also nothing before the first answer. It is logged once for each silence."""
     ask = workers(told([1], [1], []))
+    scraped = Scraped(server, AsyncMock(side_effect=RuntimeError("never one")))
+    await scraped.gauges.look()
+    assert (scraped.lines(), caplog.text.count("never one")) == ([], 1)
     scraped = Scraped(server, ask)
     assert scraped.lines() == []
     await scraped.gauges.look()

@@ -102,6 +102,7 @@ async def test_what_is_loaded_again_in_between_stays(server, lists):
     adapters = Adapters(server, hide_seconds=5.0)
     await adapters.unload("x")
     await asyncio.sleep(3)
+    assert await seen(adapters) == []
     await adapters.show("x", "/old/x/")
     assert await seen(adapters) == ["x"]
     await asyncio.sleep(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import AsyncMock
@@ -14,7 +15,7 @@ from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.resolver import ResolverClient
-from sidecar.vllm_plugin.routes import MAX_BODY_BYTES, Plugin, read_fields, routes
+from sidecar.vllm_plugin.routes import MAX_BODY_BYTES, Plugin, read_fields, read_versions, routes
 from sidecar.vllm_plugin.server import DeadlinePassed, InvalidRequest
 from tests.simulation.loop import virtual
 from tests.unit.vllm_plugin.played import Asking, PlayedServer
@@ -220,6 +221,19 @@ async def test_who_leaves_before_the_end_of_a_body_is_answered_nothing(ask, serv
     await route.app(scope, receive, send)
     assert [message.get("status", message.get("body")) for message in sent] == [499, b""]
     assert server.paths() == {"x": "/old/x"}
+
+
+async def test_rows_that_are_no_objects_are_refused():
+    """X2 unbreakable: be it one among others."""
+    row = {"lora_name": "a", "lora_path": "/a", "version": "a@1 sha256:" + "0" * 64}
+
+    async def body(rows: object) -> AsyncIterator[bytes]:
+        yield json.dumps({"versions": rows}).encode()
+
+    assert len(await read_versions(body([row]))) == 1
+    for odd in (row, [row, "a"], [row, []], None):
+        with pytest.raises(InvalidRequest, match="a list of objects"):
+            await read_versions(body(odd))
 
 
 @virtual

@@ -90,10 +90,13 @@ async def test_what_shows_nothing_in_one_token_is_asked_for_more(tmp_path):
 
     async def prober(one: EngineAdapter | None, _prompt: Sequence[int], tokens: int) -> tuple[Step, ...]:
         asked.append(tokens)
-        return steps((-3.0,) if one is not None and tokens > 1 else BASE)
+        return steps((-3.0,) if one is not None and tokens >= shown_at else BASE)
 
-    assert (await Adapters(PlayedServer(prober=prober)).prove(adapter(tmp_path)))["proof"] == "effect"
-    assert asked == [1, 1, 32, 32]
+    for shown_at, expected in ((32, [1, 1, 32, 32]), (1, [1, 1])):
+        asked.clear()
+        path = adapter(tmp_path / f"{shown_at}")
+        assert (await Adapters(PlayedServer(prober=prober)).prove(path))["proof"] == "effect"
+        assert asked == expected
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,7 @@ async def test_an_adapter_is_proven_under_no_name_and_removed(tmp_path, adapted,
     assert server.calls == ([("add", 1), ("remove", 1)] if adapted is not None else [])
     assert adapters.prover.without_effect == ([path] if proof == "no_effect" else [])
     assert (adapters.prover.as_expected, adapters.prover.unexpected) == ([], {}), "of who expects nothing"
+    server.prober = AsyncMock(side_effect=AssertionError("it is known"))
     if proof != "unknown":
         assert [(await adapters.prove(path, more))["proof"] for more in ("", *[WANTED] * (adapted == BASE))][
             -1
