@@ -27,10 +27,16 @@ Content = TypeVar("Content")
 MAX_BYTES = 64 << 20
 # Far more than a password or a key has.
 MAX_SECRET_BYTES = 64 << 10
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class NotAFile(OSError):
     """Something else stands under the name of a file of ours: a directory, a pipe, a link, or what is far too large."""
+
+
+def is_shortage(error: OSError) -> bool:
+    """True for want of descriptors or memory, which says nothing of the file that was to be looked at."""
+    return error.errno in _SHORTAGES
 
 
 def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:

@@ -17,7 +17,7 @@ from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
 from registry.runtime import tracing
 from registry.runtime.failpoints import Point, hit
-from registry.runtime.local_files import sync_directory
+from registry.runtime.local_files import is_shortage, sync_directory
 from registry.sources.base import ArtifactError, Source, Stop
 from sidecar.artifacts.disk import CHECK_BYTES, Quota, Reservation, SizeIndex
 from sidecar.artifacts.examination import Examination
@@ -289,7 +289,9 @@ class Ingest:
             return
         try:
             there = [hash_file(directory / one.path, stop) for one in prepared if one.path not in missing]
-        except OSError:  # as a link that leads elsewhere
+        except OSError as error:  # as a link that leads elsewhere
+            if is_shortage(error):
+                raise
             return
         if not all(one in prepared for one in there):
             return

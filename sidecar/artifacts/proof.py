@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from registry.lora.digest import FILES, FileEntry, manifest_digest
-from registry.runtime.local_files import Content, FollowedFile
+from registry.runtime.local_files import Content, FollowedFile, is_shortage
 from registry.sources.allowed import AllowedSources, RemoteOptions
 from registry.sources.base import Source, Stop
 from sidecar.artifacts.files import fetching_folder
@@ -110,7 +110,7 @@ class Proofs:
 
         Raises:
             ArtifactError: ``staging_stopped``.
-            OSError: its report cannot be read.
+            OSError: its report cannot be read, or there is no descriptor to look at it.
         """
         report = self._reports.read(artifact)
         if report is None and source is None:
@@ -126,7 +126,7 @@ class Proofs:
         *,
         bytes_per_second: float = 0.0,
     ) -> ProofOutcome:
-        """The same by a report that was just read. Raises ArtifactError."""
+        """The same by a report that was just read. Raises ArtifactError, OSError."""
         if missing_files(self._layout.adapter(artifact)):
             self.forget({artifact})
             return ProofOutcome.MISSING
@@ -169,12 +169,15 @@ def hash_directory(directory: Path, stop: Stop, bytes_per_second: float = 0.0) -
 
     Raises:
         ArtifactError: ``staging_stopped``.
+        OSError: there is no descriptor to look at it.
     """
     try:
         if strangers := set(os.listdir(directory)) - set(FILES):  # noqa: PTH208 - names are all it takes
             return f"files that are no part of an artifact: {sorted(strangers)[:3]}"
         return manifest_digest(hash_file(directory / name, stop, bytes_per_second) for name in FILES)
     except OSError as error:
+        if is_shortage(error):
+            raise
         return f"{error.strerror}: {error.filename}"
 
 

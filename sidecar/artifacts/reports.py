@@ -25,7 +25,7 @@ from registry.lora.directory import open_directory
 from registry.lora.findings import AdapterWarning, UnfitAdapter
 from registry.lora.safetensors import LENGTH_BYTES
 from registry.lora.tensor_names import entry_of
-from registry.runtime.local_files import NotAFile, read_file, sync_directory
+from registry.runtime.local_files import NotAFile, is_shortage, read_file, sync_directory
 from registry.sources.base import ArtifactError, Stop, unfit
 from sidecar.artifacts.examination import Examination
 from sidecar.artifacts.files import locked, write_atomic
@@ -160,12 +160,14 @@ class Reports:
 
 
 def _read_key(path: Path) -> bytes | None:
-    """The key, if nobody else can have read or written it; None: there is none, or it was set aside."""
+    """The key, if nobody else can have read or written it; None: there is none, or it was set aside. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if is_shortage(error):
+            raise
         _set_key_aside(path, str(error))
         return None
     try:

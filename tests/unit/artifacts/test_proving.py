@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -192,6 +193,31 @@ def test_what_is_no_artifact_has_no_digest_but_what_was_met(layout):
     ]
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("at", [CONFIG, WEIGHTS, ""])
+def test_for_want_of_descriptors_nothing_is_held_to_be_damaged(layout, monkeypatch, number, at):
+    """R12, R13: a mark of damage stays, and the source may be gone by now."""
+    proofs = proofs_of(layout, known("any", put(layout)))
+    proofs.note(A)
+    with monkeypatch.context() as patch:
+        patch.setattr(proof.os, "open" if at else "listdir", failing(at, number))
+        with pytest.raises(OSError, match=os.strerror(number)):
+            proofs.prove(A, None, Stop())
+    assert proofs.prove(A, None, Stop()) is ProofOutcome.PROVEN
+
+
+def failing(at: str, number: int) -> Any:
+    """What opens files, and fails at one of that name."""
+    whole = os.open if at else os.listdir
+
+    def opened(path: Any, *more: Any, **others: Any) -> Any:
+        if str(path).endswith(at):
+            raise OSError(number, os.strerror(number), str(path))
+        return whole(path, *more, **others)
+
+    return opened
+
+
 def test_what_is_marked_damaged_is_known_to_all_and_told_once(layout):
     """R4, R21: also when it has gone; what is no artifact's name is none."""
     one, other = DamagedArtifacts(layout), DamagedArtifacts(layout)
@@ -328,6 +354,19 @@ def test_a_key_that_somebody_else_may_know_is_set_aside(layout, monkeypatch, pro
     assert (layout.key.is_symlink(), len(layout.key.read_bytes())) == (False, 32)
     assert layout.key.read_bytes() != before
     assert not list((layout.root / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_key_stays_that_could_not_be_opened_for_want_of_descriptors(layout, monkeypatch, number):
+    """R13: without it nothing that was prepared is believed, and its source may be gone."""
+    Reports(layout)
+    before = layout.key.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(reports.os, "open", failing("store/key", number))
+        with pytest.raises(OSError, match=os.strerror(number)):
+            Reports(layout)
+    Reports(layout)
+    assert layout.key.read_bytes() == before
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o640])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -131,6 +132,24 @@ async def test_what_is_missing_is_put_back_though_nothing_else_tells_what_stood_
     look(store)
     assert (await store.ensure(pinned(adapter))).path == staged.path
     assert digest_of(Path(staged.path)) == adapter.digest
+
+
+async def test_what_is_missing_is_no_damage_for_want_of_descriptors(store, sources, monkeypatch):
+    """R12: a mark of damage stays; the next try puts the file back."""
+    adapter, opened = write_adapter(sources / "s"), os.open
+    staged = await store.ensure(pinned(adapter))
+    (Path(staged.path) / WEIGHTS).unlink()
+    look(store)
+
+    def open_one(path: Any, *more: Any, **others: Any) -> int:
+        if str(path) == f"{staged.path}/{CONFIG}":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return opened(path, *more, **others)
+
+    with monkeypatch.context() as patch, pytest.raises(ArtifactError, match=os.strerror(errno.EMFILE)):
+        patch.setattr(os, "open", open_one)
+        await store.ensure(pinned(adapter))
+    assert (await store.ensure(pinned(adapter))).path == staged.path
 
 
 async def test_nothing_is_put_beside_what_was_prepared_otherwise(store, sources):
