@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from registry.runtime.local_files import is_shortage
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 
 PROC = Path("/proc")
@@ -21,8 +22,11 @@ def listener_identity(url: str, proc: Path = PROC) -> str:
     """Identity of the process that listens where `url` points; empty: none is to be seen from here."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    sockets = _sockets(proc, port) if _is_loopback(parts.hostname or "") else set()
-    boot = _text(proc / "sys/kernel/random/boot_id").strip()
+    try:
+        sockets = _sockets(proc, port) if _is_loopback(parts.hostname or "") else set()
+        boot = _text(proc / "sys/kernel/random/boot_id").strip()
+    except OSError:  # a part of it would be the identity of another process
+        return ""
     return f"{boot}:{'+'.join(sorted(sockets))}" if sockets else ""
 
 
@@ -71,8 +75,10 @@ def _sockets(proc: Path, port: int) -> set[str]:
 
 
 def _text(path: Path) -> str:
-    """A file of the kernel's; empty if it has none, as without IPv6."""
+    """A file of the kernel's; empty if it has none, as without IPv6. Raises OSError: it cannot be read now."""
     try:
         return path.read_text()
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return ""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from registry.model.stored import read_json
-from registry.runtime.local_files import make_way, read_file, sync_directory
+from registry.runtime.local_files import is_shortage, make_way, read_file, sync_directory
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import Done, Outcome, Transient, Unknown
 
@@ -39,7 +39,7 @@ class LoadLedger:
         self._changing = asyncio.Lock()
 
     def of(self, incarnation: str) -> Mapping[str, str]:
-        """Name to path in that process of the engine."""
+        """Name to path in that process of the engine. Raises OSError: it cannot be read now."""
         if self._kept is None and self._directory is not None:
             self._kept = _read(self._directory / self._file)
         kept, paths = self._kept or ("", {})
@@ -49,7 +49,7 @@ class LoadLedger:
         """Records what the engine lists, unless it had something under the name before; gives name to path.
 
         Raises:
-            EngineUnreachable: it cannot be recorded.
+            EngineUnreachable: it cannot be read, or recorded.
         """
         try:
             async with self._changing:
@@ -62,8 +62,8 @@ class LoadLedger:
         self, incarnation: str, name: str, path: str, load: Callable[[], Awaitable[Outcome]]
     ) -> Outcome:
         """Loads, once it is recorded what may come of it; what certainly did not come of it is taken back."""
-        had = self.of(incarnation).get(name)
         try:
+            had = self.of(incarnation).get(name)
             async with self._changing:
                 await self._replace(incarnation, {**self.of(incarnation), name: path})
         except OSError as error:
@@ -107,9 +107,14 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def _read(path: Path) -> tuple[str, dict[str, str]]:
+    """Raises OSError: it cannot be read now; what is missing or damaged says nothing."""
     try:
         value = read_json(read_file(path))
-    except (OSError, ValueError):
+    except OSError as error:
+        if is_shortage(error):
+            raise
+        return "", {}
+    except ValueError:
         return "", {}
     match value:
         case {"schema": 1, "incarnation": str(incarnation), "paths": dict(paths)} if all(

@@ -23,13 +23,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from registry.runtime.local_files import read_file
+from registry.runtime.local_files import is_shortage, read_file
 from sidecar.engines.driver import EngineError, EngineOptions, EngineUnreachable
 from sidecar.engines.load_ledger import write_synced
 from sidecar.engines.observed import (
     AlreadyThere,
     Done,
-    EngineGone,
     EngineLimits,
     NotThere,
     Observed,
@@ -182,7 +181,7 @@ class AxolotlEngine(HttpEngine):
     ) -> Outcome:
         """Tells it something, once it is recorded that it may have heard it."""
         if not after.incarnation:
-            return EngineGone(f"nothing is seen to listen at {self.url}")
+            return self._unseen()
         try:
             await self._keep(after)
         except OSError as error:
@@ -206,11 +205,9 @@ class AxolotlEngine(HttpEngine):
         return True
 
     def _slot(self) -> SingleSlot:
+        """What it was told last. Raises EngineUnreachable: that cannot be read now."""
         if self._kept is None:
-            self._kept = UNTOUCHED
-            if self._file is not None:
-                with suppress(OSError):
-                    self._kept = read_slot(read_file(self._file))
+            self._kept = UNTOUCHED if self._file is None else _read(self._file)
         return self._kept
 
     async def _keep(self, slot: SingleSlot) -> None:
@@ -224,6 +221,15 @@ class AxolotlEngine(HttpEngine):
         with suppress(OSError):
             await self._keep(slot)
         self._kept = slot
+
+
+def _read(file: Path) -> SingleSlot:
+    try:
+        return read_slot(read_file(file))
+    except OSError as error:
+        if is_shortage(error):
+            raise EngineUnreachable(f"what the engine was told cannot be read: {error}") from error
+        return UNTOUCHED
 
 
 def _is_there(path: str) -> bool:

@@ -157,7 +157,7 @@ class HttpEngine(SerialEngine):
         seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
         bodies = await self._http.get(self._contract.pages, seconds, optional=self._contract.optional_page)
         incarnation = self._process.known(before)
-        seen = self._contract.read(bodies, self._loaded.of(incarnation), self.url)
+        seen = self._contract.read(bodies, self._told(incarnation), self.url)
         self._base_model = next(iter(seen.base_models), None)
         told = seen.limits
         limits = replace(
@@ -170,6 +170,12 @@ class HttpEngine(SerialEngine):
         past = await self._past.seen(incarnation, seen.adapters) if self._keeps_record else {}
         return Observed(facts, seen.base_models, seen.adapters, past=past)
 
+    def _told(self, incarnation: str) -> Mapping[str, str]:
+        try:
+            return self._loaded.of(incarnation)
+        except OSError as error:
+            raise EngineUnreachable(f"what the engine was told cannot be read: {error}") from error
+
     async def incarnation(self) -> str:
         before = self._process.identity()
         await self._http.get(self._contract.pages[-1:], self._deadlines.probe_seconds)
@@ -181,17 +187,25 @@ class HttpEngine(SerialEngine):
         if not self._keeps_record:
             return await call()
         incarnation = self._process.identity()
+        if not incarnation:
+            return self._unseen()
         record = partial(self._loaded.recording, incarnation, name, path, call)
         return await self._past.recording(incarnation, name, path, record)
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         incarnation = self._process.identity()
+        if not incarnation:
+            return self._unseen()
         request = PostRequest(self._contract.unload_path, {"lora_name": name})
         answer = await self._post(request, request_id, self._deadlines.unload_seconds)
         outcome = self._contract.unload_outcome(answer)
         if isinstance(outcome, Done) and self._keeps_record:
             await self._loaded.forget(incarnation, name)
         return outcome
+
+    def _unseen(self) -> EngineGone:
+        """Outcome of a call that is not made, since it could not be recorded of which process it is."""
+        return EngineGone(f"nothing is seen to listen at {self.url}")
 
     async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
         """See `Engine.swap`. Between the unload, which may wait for requests, and the load there is no `name`."""

@@ -371,6 +371,34 @@ async def test_what_one_slot_has_is_told_again_at_each_look_also_after_a_restart
     assert dict((await axolotl(server, None).observe()).adapters) == {}
 
 
+@pytest.mark.parametrize("make", [pegainfer, axolotl])
+async def test_for_want_of_descriptors_what_an_engine_was_told_is_not_forgotten(
+    server, process, tmp_path, monkeypatch, make
+):
+    """R4, R12: a sidecar that restarts goes on to know it; else the name could get other weights."""
+    path, number = str(tmp_path), errno.EMFILE
+    server.calls = [Reply(200, b"")]
+    assert await make(server, tmp_path).load("x", path, request_id="r") == Done()
+    engine = make(server, tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(EngineUnreachable, match=os.strerror(number)):
+        patch.setattr(os, "open", Mock(side_effect=OSError(number, os.strerror(number))))
+        await engine.observe()
+    assert dict((await engine.observe()).adapters) == {"x": path}
+
+
+async def test_nothing_is_told_to_a_process_that_is_not_seen(server, process, tmp_path):
+    """R4, R12: what it would be recorded under is no process, and what is recorded of the one that is there stays."""
+    engine = pegainfer(server, tmp_path)
+    server.calls = [Reply(200, b"")]
+    assert await engine.load("x", "/a", request_id="r") == Done()
+    process.append("")
+    for call in (engine.load("y", "/b", request_id="r"), engine.unload("x", request_id="r")):
+        assert isinstance(await call, EngineGone)
+    process.append("p1")
+    for one in (engine, pegainfer(server, tmp_path)):
+        assert dict((await one.observe()).adapters) == {"x": "/a"}
+
+
 async def test_what_one_slot_may_have_heard_counts_until_it_answers(server, process, tmp_path):
     """R6: it is told again what it was told last, and nothing else is told meanwhile."""
     engine, path = axolotl(server, None), str(tmp_path)

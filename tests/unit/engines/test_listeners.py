@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,21 @@ def test_without_a_port_it_is_that_of_the_scheme(proc, scheme, identity):
 def test_a_host_without_the_tables_of_its_kernel_shows_no_process(tmp_path):
     """R12: as without IPv6, or elsewhere than on Linux."""
     assert listener_identity("http://127.0.0.1:8000", tmp_path) == ""
+
+
+@pytest.mark.parametrize("file", ["net/tcp", "net/tcp6", "sys/kernel/random/boot_id"])
+def test_for_want_of_descriptors_no_process_is_seen_and_no_other(proc, monkeypatch, file):
+    """R9, R7: of a part of it another identity would be made, and the engine would count as restarted."""
+    (proc / "net/tcp6").write_text("\n".join([HEADER, row("0" * 32, 8000, "0A", 9)]))
+    whole = Path.read_text
+
+    def read(path: Path) -> str:
+        if path == proc / file:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert listener_identity("http://127.0.0.1:8000", proc) == ""
 
 
 def test_a_look_is_of_one_process(monkeypatch):

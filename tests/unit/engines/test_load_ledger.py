@@ -170,6 +170,22 @@ async def test_what_is_damaged_says_nothing_and_is_replaced(tmp_path, content):
     assert found == {"schema": 1, "incarnation": "p1", "paths": {"z": "/z"}}
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+async def test_for_want_of_descriptors_nothing_is_held_to_be_damaged(tmp_path, monkeypatch, number):
+    """R4, R12: what is not read yet is read later, and not written anew before."""
+    await LoadLedger(tmp_path).seen("p1", {"x": "/a"})
+    ledger, load = LoadLedger(tmp_path), AsyncMock(return_value=Done())
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_file", Mock(side_effect=OSError(number, "none left")))
+        with pytest.raises(EngineUnreachable, match="none left"):
+            await ledger.seen("p1", {"x": "/b"})
+        assert isinstance(await ledger.recording("p1", "x", "/b", load), Transient)
+        with pytest.raises(OSError, match="none left"):
+            ledger.of("p1")
+    load.assert_not_awaited()
+    assert kept(ledger, tmp_path) == {"x": "/a"}
+
+
 async def test_two_records_of_a_replica_are_two_files(tmp_path):
     for file in ("loaded.json", "past.json"):
         await LoadLedger(tmp_path, file).seen("p1", {file: "/a"})
