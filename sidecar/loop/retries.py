@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 from registry.model.names import name_key
 from registry.runtime.clock import Clock
@@ -212,5 +211,5 @@ class RetryTracker:
 
 def _place_of(ref: ArtifactRef) -> tuple[str, str]:
     """Place that is out of reach as a whole: a kind of source, and its host or bucket."""
-    parts = urlsplit(ref.uri)
-    return parts.scheme, parts.netloc
+    scheme, _, rest = ref.uri.partition("://")
+    return scheme, rest.partition("/")[0]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from registry.model.errors import InvalidArgument
+from registry.model.names import check_request_id
 from registry.runtime.local_files import MAX_SECRET_BYTES, read_followed
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable
 from sidecar.engines.transport import GetRequest, Lost, MetricLines, NotSent, PostRequest, Reply, Transport, unheard
@@ -139,7 +142,8 @@ class VllmHttp:
             headers = self._headers()
         except EngineUnusable as error:
             return [NotSent(error.message)] * len(requests)
-        if request_id:
+        with suppress(InvalidArgument):  # none, or what no admin service takes
+            check_request_id(request_id)
             headers["X-Request-Id"] = request_id
         answer = await self._exchange.send(requests, headers, timeout_seconds=timeout_seconds, on_sent=on_sent)
         return [answer] * len(requests) if isinstance(answer, NotSent) else answer

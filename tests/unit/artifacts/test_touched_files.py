@@ -146,9 +146,10 @@ async def test_what_is_missing_is_no_damage_for_want_of_descriptors(store, sourc
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         return opened(path, *more, **others)
 
-    with monkeypatch.context() as patch, pytest.raises(ArtifactError, match=os.strerror(errno.EMFILE)):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "open", open_one)
-        await store.ensure(pinned(adapter))
+        with pytest.raises(ArtifactError, match=os.strerror(errno.EMFILE)):
+            await store.ensure(pinned(adapter))
     assert (await store.ensure(pinned(adapter))).path == staged.path
 
 

@@ -112,6 +112,24 @@ async def test_pages_are_asked_for_at_once_and_answered_in_order(server):
     assert (await engine.find("/a", 1.0), await engine.find("/c", 1.0)) == (b"A", None)
 
 
+@pytest.mark.parametrize("request_id", ["é", "\ud800", "a\nb", " a", "req-1"])
+async def test_a_request_id_that_no_header_takes_is_left_out(request_id):
+    """R14, X2: whatever stands in a record, the call is made, and the part that makes all calls goes on."""
+    seen = list[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        way = VllmHttp(f"http://127.0.0.1:{port}", None)
+        assert await way.post([PostRequest("/a", {})], request_id, 5.0) == [Reply(200, b"")]
+    assert (b"X-Request-Id: req-1" in seen[0]) == (request_id == "req-1")
+    assert seen[0].count(b"X-Request-Id") == (request_id == "req-1")
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -380,9 +398,10 @@ async def test_for_want_of_descriptors_what_an_engine_was_told_is_not_forgotten(
     server.calls = [Reply(200, b"")]
     assert await make(server, tmp_path).load("x", path, request_id="r") == Done()
     engine = make(server, tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(EngineUnreachable, match=os.strerror(number)):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "open", Mock(side_effect=OSError(number, os.strerror(number))))
-        await engine.observe()
+        with pytest.raises(EngineUnreachable, match=os.strerror(number)):
+            await engine.observe()
     assert dict((await engine.observe()).adapters) == {"x": path}
 
 

@@ -115,6 +115,16 @@ def test_the_first_that_loads_has_all_others_tried_at_once(held, tracker):
     assert due(tracker, held.now) == set()
 
 
+@pytest.mark.parametrize("uri", ["https://[x/y/", "s3://[a]b/c", "https://h\u2048/x/"])
+def test_a_source_that_no_uri_names_holds_up_no_other(held, tracker, uri):
+    """R8, R14: of a record that was written past the admin service."""
+    bad, fine = Stage("bad", ArtifactRef(uri, None), ""), Stage("fine", ArtifactRef("https://h/x/", None), "")
+    for stage in (bad, fine):
+        tracker.staging_failed(stage, ArtifactError("source_timeout", "m"))
+    tracker.staged(fine)
+    assert set(tracker.failures) == {"bad"}
+
+
 def test_each_that_recovers_has_a_few_of_the_others_tried_the_least_tried_first(held, tracker):
     """R8, R17: those that can recover do so as fast as they do, and those that cannot cost little."""
     refuse(tracker, NAMES)
