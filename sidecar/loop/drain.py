@@ -111,22 +111,23 @@ class DrainTracker:
         if evidence.incarnation != self._incarnation:
             self.doubt()
             return
+        in_use = None if evidence.paths is None else {self._owns(path) for path in evidence.paths}
         for artifact, idle in self._idle.items():
             if not self._is_old(idle, asked_at):
                 continue
-            if not self._is_clear(evidence, artifact):
+            if not self._is_clear(evidence, artifact, in_use):
                 idle.clear_at, idle.is_proven = None, False
             elif idle.clear_at is None:
                 idle.clear_at = now
             elif asked_at - idle.clear_at >= EVIDENCE_GAP_SECONDS:
                 idle.is_proven = True
 
-    def _is_clear(self, evidence: DrainEvidence, artifact: str) -> bool:
-        """By paths where the engine tells them: versions of one name differ in nothing else."""
-        if evidence.paths is None:
+    def _is_clear(self, evidence: DrainEvidence, artifact: str, in_use: AbstractSet[str | None] | None) -> bool:
+        """By paths where the engine tells them, which `in_use` are of: versions of one name differ in nothing else."""
+        if in_use is None:
             is_known = artifact not in self._inherited
             return evidence.is_clear_of(self._names.get(artifact, frozenset()) if is_known else None)
-        return artifact not in {self._owns(path) for path in evidence.paths}
+        return artifact not in in_use
 
     def doubt(self) -> None:
         """Forgets all evidence, where the engine could not be asked."""

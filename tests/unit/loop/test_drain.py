@@ -203,3 +203,17 @@ def test_whose_names_are_known_is_not_taken_for_inherited(is_new_process):
     played.look()
     played.pass_grace()
     assert played.asked(**SOMEBODY) == {"X"}
+
+
+def test_each_path_that_is_in_use_is_looked_at_once_however_much_is_idle():
+    """X2: a thousand new versions leave a thousand idle at once, and the event loop has a lease to keep."""
+    asked = list[str]()
+    tracker, names = DrainTracker(GRACE, lambda path: asked.append(path) or owns(path)), range(100)
+    facts = EngineFacts("vllm", "0.32.0", "http://e", "e1")
+    tracker.look(Observed(facts, ("base",)), (), {f"X{name}" for name in names}, now=0.0)
+    paths = frozenset(f"/s/X{name}" for name in names if name)
+    for at in (GRACE, GRACE + GAP):
+        asked.clear()
+        tracker.testify(DrainEvidence("e1", 0, 0, frozenset(), paths), asked_at=at, now=at)
+        assert sorted(asked) == sorted(paths)
+    assert tracker.proven() == {"X0"}
