@@ -261,7 +261,7 @@ class Adapters:
         return {"proof": proof, "message": _WITHOUT_EFFECT[proof] if proof in AGAINST else ""}
 
     def last_used(self) -> dict[str, float]:
-        """For each registered name that was ever used, seconds since a request was bound to it or was seen to run."""
+        """Seconds since a request was bound to each name, or was seen to run; also of names that were just unloaded."""
         registered = self._server.registered
         for adapter in self._server.in_flight():
             registered.note(adapter.lora_name)

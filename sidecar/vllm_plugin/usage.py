@@ -25,12 +25,15 @@ class NameLocks(WeakValueDictionary[str, asyncio.Lock]):
 
 
 A = TypeVar("A")
+# For so long it is told when a name that is registered no more was used, of so many that left last: longer than a
+# sidecar lets pass between two looks, at each of which it needs to hear of all uses since the one before.
+LEFT_SECONDS, MAX_LEFT = 700.0, 4096
 
 
 class Usage(dict[str, A]):
     """In place of vLLM's own dictionary of adapters. vLLM binds a request by ``[name]``, and looks by ``in`` and `get`.
 
-    So the time of the last binding is exact, at the price of one entry for each name that is registered.
+    So the time of the last binding is exact, at the price of one entry for each name that is, or just was, registered.
 
     Attributes:
         changes: how often a name was registered or unregistered, by whomever.
@@ -42,6 +45,7 @@ class Usage(dict[str, A]):
         super().__init__(adapters or {})
         self._now = now
         self._used_at: dict[str, float] = {}
+        self._left: dict[str, tuple[float, float]] = {}  # when it left, and when it was used
         self._counts: dict[str, int] = {}
         self.changes = 0
         self.on_bound: Callable[[A], None] = lambda _adapter: None
@@ -61,17 +65,22 @@ class Usage(dict[str, A]):
         """Registers `adapter`; what `name` had before is not bound any more."""
         super().__setitem__(name, adapter)
         self.changes += 1
+        if name in self._left:
+            self._used_at[name] = self._left.pop(name)[1]
 
     def __delitem__(self, name: str) -> None:
-        """Forgets `name`, when it was used, and how often.
+        """Forgets `name` and how often it was used; when it was used, by and by.
 
         Raises:
             KeyError: no such name is registered.
         """
         super().__delitem__(name)
         self.changes += 1
-        self._used_at.pop(name, None)
         self._counts.pop(name, None)
+        if name in self._used_at:
+            self._left[name] = self._now(), self._used_at.pop(name)
+        if len(self._left) > MAX_LEFT:
+            del self._left[next(iter(self._left))]
 
     def note(self, name: str) -> None:
         """Notes that a request for `name` still runs; of a name that is not registered nothing is kept."""
@@ -88,9 +97,11 @@ class Usage(dict[str, A]):
         return dict(self._counts)
 
     def ages(self) -> dict[str, float]:
-        """For each name that was ever used since it is registered, how many seconds ago it last was."""
+        """For each name that was ever used and is registered, or was a moment ago, how many seconds ago it last was."""
         now = self._now()
-        return {name: now - at for name, at in self._used_at.items()}
+        self._left = {name: one for name, one in self._left.items() if now - one[0] <= LEFT_SECONDS}
+        left = {name: used_at for name, (_, used_at) in self._left.items()}
+        return {name: now - at for name, at in (*left.items(), *self._used_at.items())}
 
 
 class RequestStates(dict[str, Any]):

@@ -23,6 +23,7 @@ from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import Engine, EngineUnreachable
 from sidecar.engines.observed import EngineActivity
 from sidecar.report.uses import UseTeller
+from sidecar.vllm_plugin.usage import Usage
 from tests.support.ending_services import Service, audits, begin
 from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL
@@ -43,7 +44,7 @@ class UsedReplica:
     name: str
     fleet: UsedFleet
     incarnation_now: int = 1
-    used_at: dict[str, float] = field(default_factory=dict)
+    registered: Usage[str] = field(default_factory=lambda: Usage(now=now))
     asked: set[str] = field(default_factory=set)
     is_away: bool = False
     uses: ReportedUses | None = None
@@ -57,22 +58,29 @@ class UsedReplica:
         await asyncio.sleep(self.fleet.rng.uniform(0.0, 1.0))
         if self.is_away:
             raise EngineUnreachable("away")
-        ages = {name: now() - at for name, at in self.used_at.items()}
-        return EngineActivity(last_used=ages, adapter_in_flight={})
+        return EngineActivity(last_used=self.registered.ages(), adapter_in_flight={})
 
     async def incarnation(self) -> str:
         return f"{self.incarnation_now}"
 
     def restart_engine(self) -> None:
         self.incarnation_now += 1
-        self.used_at.clear()
+        self.registered = Usage(now=now)
 
-    def use(self, name: str) -> None:
+    def use(self, name: str, *, is_unloaded: bool = False) -> None:
         """A request; for a lazy adapter that is not loaded the engine asks first, and what is idle it unloads soon."""
-        if "lazy" in name and name not in self.used_at:
-            self.asked.add(name_key(name))
-            asyncio.get_running_loop().call_later(self.fleet.rng.uniform(0.5, 5.0), self.used_at.pop, name, None)
-        self.used_at[name] = now()
+        if name not in self.registered:
+            self.registered[name] = name
+            if "lazy" in name:
+                self.asked.add(name_key(name))
+                is_unloaded = True
+        assert self.registered[name] == name
+        if is_unloaded:
+            asyncio.get_running_loop().call_later(self.fleet.rng.uniform(0.5, 5.0), self.unload, name)
+
+    def unload(self, name: str) -> None:
+        if name in self.registered:
+            del self.registered[name]
 
     async def start(self) -> None:
         """A sidecar takes the id up, also after one that was killed."""
@@ -131,11 +139,11 @@ class UsedFleet:
     def stands(self, name: str) -> bool:
         return KEYS.adapter(POOL, name) in self.etcd.store.kvs
 
-    def use(self, name: str) -> None:
+    def use(self, name: str, *, is_unloaded: bool = False) -> None:
         """A request, by any replica: after a whole ttl without one it comes too late to keep it."""
         self.look()
         if self.stands(name):
-            self.rng.choice(self.replicas).use(name)
+            self.rng.choice(self.replicas).use(name, is_unloaded=is_unloaded)
             self.last[name] = now()
 
     def look(self) -> None:
@@ -246,5 +254,28 @@ async def test_a_short_ttl_ends_about_a_minute_late(etcd: PlayedEtcd, seed: int)
     while fleet.stands("acme/a"):
         await asyncio.sleep(1.0)
         assert now() - begun < 30 + SHORT_LATE_SECONDS
+    await service.stop()
+    keeper.cancel()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@played
+async def test_what_was_used_just_before_it_was_unloaded_was_used(etcd: PlayedEtcd, seed: int):
+    """R25: as where others serve it from then on, or there is no room for it any more."""
+    fleet, (service,) = UsedFleet(etcd, seed), begin(etcd)
+    keeper = keep_members(service)
+    for replica in fleet.replicas:
+        await replica.start()
+    await asyncio.sleep(60.0)
+    await service.apply(name="acme/a", ttl_seconds=TTL, ttl_from="use")
+    for _ in range(6):
+        fleet.last["acme/a"] = begun = now()
+        while now() - begun < 0.9 * TTL:
+            await asyncio.sleep(fleet.rng.uniform(1.0, 10.0))
+            fleet.look()
+        fleet.use("acme/a", is_unloaded=True)
+    assert fleet.stands("acme/a")
+    await asyncio.sleep(TTL + LATE_SECONDS)
+    assert not fleet.stands("acme/a")
     await service.stop()
     keeper.cancel()
