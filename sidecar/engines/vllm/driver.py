@@ -163,7 +163,7 @@ class VllmEngine:
             facts,
             listing.base_models,
             listing.adapters,
-            last_used=plugin.read_last_used(page),
+            last_used=plugin.read_last_used(page) or {},
             past=past,
             paused=self.paused,
             no_effect=plugin.read_proven(page, "no_effect"),

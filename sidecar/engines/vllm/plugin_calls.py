@@ -181,11 +181,11 @@ def _are_few(values: Sequence[object], *rules: Mapping[str, object]) -> bool:
     return len(lengths) == len(texts) and fits and counts_fit
 
 
-def read_last_used(body: bytes) -> dict[str, float]:
-    """For each name that was used, how many seconds ago; nothing, where that cannot be read in full."""
+def read_last_used(body: bytes) -> dict[str, float] | None:
+    """For each name that was used, how many seconds ago; None: that is not told, or not in full."""
     ages = _told(body, "last_used")
     if not isinstance(ages, dict) or not all(map(_is_age, ages.values())):
-        return {}
+        return None
     return {str(name): float(age) for name, age in ages.items()}
 
 

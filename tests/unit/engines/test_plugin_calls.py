@@ -103,7 +103,7 @@ def test_only_a_plugin_that_can_be_called_is_one(about, expected):
         (plugin.read_last_used, {"last_used": {"a": 0.5, "b": 3}}, {"a": 0.5, "b": 3.0}),
         (plugin.read_last_used, {"last_used": {}}, {}),
         *(
-            (plugin.read_last_used, {"last_used": {"a": 1.5, "b": odd}}, {})
+            (plugin.read_last_used, {"last_used": {"a": 1.5, "b": odd}}, None)
             for odd in (10**400, 1e300, float("inf"), float("nan"), -1, True, "1", None)
         ),
         (plugin.read_changes, {"incarnation": "a", "changes": 3, "last_used": {}}, ChangeCount("a", 3)),
@@ -122,7 +122,7 @@ def test_only_a_plugin_that_can_be_called_is_one(about, expected):
     ],
 )
 def test_what_a_page_tells_is_taken_whole_or_not_at_all(read, told, found):
-    """X2: a plugin of an earlier release does not tell it; None known of an age is no harm, and unloads nothing."""
+    """X2, R25: a plugin of an earlier release does not tell it; that nothing was used is another matter."""
     assert read(json.dumps({"schema": 1, **told}).encode()) == found
 
 
@@ -224,10 +224,10 @@ def test_coverage_is_believed_as_far_as_a_status_has_room_for_it(change, is_take
 def test_what_strangers_may_write_is_believed_up_to_its_bounds():
     """R16 bounded, X2: no age of thirty years, no number that is none to others, no endless sentence."""
 
-    def used(age: object) -> dict[str, float]:
+    def used(age: object) -> dict[str, float] | None:
         return plugin.read_last_used(json.dumps({"schema": 1, "last_used": {"a": age}}).encode())
 
-    assert (used(1e9), used(0), used(1_000_000_001)) == ({"a": 1e9}, {"a": 0.0}, {})
+    assert (used(1e9), used(0), used(1_000_000_001)) == ({"a": 1e9}, {"a": 0.0}, None)
 
     most = json.dumps({"schema": 1, "requests": {"a": 2**53 - 1}}).encode()
     assert plugin.read_requests(most) == {"a": 9_007_199_254_740_991}

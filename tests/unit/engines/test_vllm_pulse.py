@@ -199,7 +199,7 @@ async def test_what_was_asked_of_an_engine_is_counted(options, tmp_path):
     assert (way.together, way.seconds) == ([("/metrics", "/v1/loraplane/uses")], [1])
     way.instead["/v1/loraplane/uses"].append(Reply(404, b""))
     again = await driver.activity()
-    assert (again.requests, again.last_used, again.adapter_requests) == (2, {}, None)
+    assert (again.requests, again.last_used, again.adapter_requests) == (2, None, None)
 
 
 async def test_what_requests_there_are_is_told_once_a_step_has_ended():
