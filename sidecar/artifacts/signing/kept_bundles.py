@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from registry.lora.digest import FileEntry, canonical_json, manifest_digest
 from registry.model.stored import read_json
 from registry.runtime.local_files import NotAFile, read_file
-from sidecar.artifacts.files import write_atomic
+from registry.sources.base import Stop
+from sidecar.artifacts.files import locked, write_atomic
 from sidecar.artifacts.layout import StoreLayout
 
 # What is forgotten is asked for at the source again.
@@ -55,7 +56,8 @@ class KeptBundles:
         content = canonical_json(
             {"schema": 1, "uri": uri, "entries": entries, "bundle": base64.b64encode(kept.content).decode()}
         )
-        write_atomic(self._layout.bundle(key), content, temporary=self._layout.temporary(f"bundle-{key}", "json"))
+        with locked(self._layout.lock("bundle"), Stop()):  # what has a lock that is held is no leftover of anybody's
+            write_atomic(self._layout.bundle(key), content, temporary=self._layout.temporary("bundle", "json"))
         self._forget_oldest()
 
     def _forget_oldest(self) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from registry.lora.signing.statement import SIGNATURE_FILE, SignatureBinding, Si
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.signature_policy import SignaturePolicy, read_policy
 from registry.runtime.failpoints import Point, handling
-from registry.sources.base import StoreError
+from registry.sources.base import Stop, StoreError
+from sidecar.artifacts import files
 from sidecar.artifacts.signing import kept_bundles
 from sidecar.artifacts.signing.kept_bundles import KeptBundle, KeptBundles
 from sidecar.artifacts.signing.signatures import read_signature_policy
@@ -243,6 +245,19 @@ async def test_a_records_own_signature_is_taken_until_the_day_that_the_policy_sa
     assert (await refusal(store, asked)).reason == "bundle_missing"
     sign(adapter)
     assert (await store.ensure(asked)).is_proven
+
+
+def test_what_is_just_being_kept_is_no_leftover(opened, monkeypatch):
+    """R8: maintenance of any sidecar of the store removes what killed processes left, while others work."""
+    store, whole = opened(None), files._write_whole
+
+    def write(*parts: Any) -> None:
+        whole(*parts)
+        store.maintenance.collector.tidy(Stop())
+
+    monkeypatch.setattr(files, "_write_whole", write)
+    KeptBundles(store._layout).write("file:///a", "sha256:1", KeptBundle(b"x", ()))
+    assert len(list(store._layout.bundles.iterdir())) == 1
 
 
 def test_what_is_kept_is_bounded(opened, monkeypatch):
