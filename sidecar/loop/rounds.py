@@ -202,7 +202,5 @@ class ServedNews:
         if plan.blocked or not placed or places == self._places:
             return
         self._places = places
-        ours = leaving.union(
-            (one.key for one in chosen.adapters), (key for _, key in (*chosen.over, *chosen.undecided))
-        )
+        ours = leaving.union((one.key for one in chosen.wanted), (key for _, key in (*chosen.over, *chosen.undecided)))
         yield from ((key, 0) for key in sorted(placed - ours))

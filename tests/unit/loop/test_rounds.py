@@ -17,7 +17,7 @@ from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
 from sidecar.loop.rounds import ServedNews
-from sidecar.plan.types import KeptAdapter, PendingAdapter, Plan, RoundReport, Selection, ServedAdapter
+from sidecar.plan.types import KeptAdapter, LazySelection, PendingAdapter, Plan, RoundReport, Selection, ServedAdapter
 from sidecar.resolver.demand import EXPECT_SECONDS, Answered
 from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import virtual
@@ -404,6 +404,10 @@ def test_what_is_newly_served_is_told_once_and_what_others_are_to_serve_with_a_c
     waits = PendingAdapter("B", 4, "staging", "")
     assert told(4, kept=(KeptAdapter("B", 4),), pending=(waits,)) == [], "that is of another store: it has one number"
     assert told(4, "B", kept=(KeptAdapter("a", 1),)) == [("b", 1), ("a", 1)]
+    memory.placed.add("lazy")
+    resident = Selection(lazy=LazySelection((replace(state.adapters["a"], key="lazy"),)))
+    assert told(5, chosen=resident) == [], "its record was made eager just now, and of that the plan knows nothing yet"
+    memory.placed.clear()
     made = Plan(5, (), (), (ServedAdapter("B", 1, "sha256:other"),), (), (), None)
     news.take(RoundReport(situation(made), 1))
     assert memory.told == [("b", 1)], "under the same number other weights are served"
