@@ -36,6 +36,7 @@ class RetryTracker:
         self._attempts: dict[str, Attempt] = {}
         self._taken_up_at: dict[str, float] = {}
         self._paced_until = 0.0
+        self._paced_for: str | None = None
         self._contradictions = 0
         self._missed: dict[str, Attempt] = {}
         self.failures: dict[str, Failure] = {}
@@ -148,6 +149,8 @@ class RetryTracker:
         pace_seconds = pace_of(failure, self._contradictions)
         if failure.retry_at is None or not pace_seconds:
             return failure
+        if failure.incarnation != self._paced_for:  # nobody waits for turns at a process that is gone
+            self._paced_until, self._paced_for = 0.0, failure.incarnation
         self._paced_until = max(self._paced_until, self._now()) + pace_seconds
         return replace(failure, retry_at=max(failure.retry_at, self._paced_until))
 

@@ -100,6 +100,15 @@ def test_what_is_refused_again_and_again_takes_turns(began, held, tracker):
     assert [tracker.failures[key].retry_at for key in ("busy", "none")] == [held.now + 1.0, None], "out of turn"
 
 
+def test_another_process_of_the_engine_waits_for_no_turns_of_the_one_before(held, tracker):
+    """R17 heals: while it warms up it refuses all, and is asked again as soon as the first one was."""
+    refuse(tracker, NAMES, TRIES_UNPACED)
+    assert len(due(tracker, 10 * REFUSED_PACE_SECONDS)) == 10
+    for _ in range(TRIES_UNPACED):
+        tracker.take_up([replace(attempt(name, Refused("no")), incarnation="e2") for name in NAMES])
+    assert len(due(tracker, 10 * REFUSED_PACE_SECONDS)) == 10
+
+
 def test_the_first_that_loads_has_all_others_tried_at_once(held, tracker):
     """R17 heals: once; what is refused although others load waits for its turn again.
 
