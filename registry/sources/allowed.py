@@ -108,6 +108,14 @@ class AllowedSources:
         self._check_allowed(parsed, uri)
         return self._remote(parsed, self._credentials.hold(credentials, parsed))
 
+    def names(self, uri: str) -> bool:
+        """True for a folder below an allowed one as both are written. Nothing is looked at there: a mount may hang."""
+        try:
+            path = path_of(uri) if uri.startswith("file:") else None
+        except ValueError:
+            return False
+        return path is not None and ".." not in path.parts and any(map(path.is_relative_to, self._roots))
+
     def _check_allowed(self, source: SourceUri, uri: str) -> None:
         if not any(prefix.covers(source.scheme, source.authority, source.path) for prefix in self._named):
             message = f"{without_secrets(uri)} is not below a prefix that this host allows; see --allow-source"

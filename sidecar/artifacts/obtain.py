@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 from registry.runtime.failpoints import Point, hit
 from registry.sources.base import ArtifactError, Source, Stop
@@ -21,6 +22,31 @@ from sidecar.artifacts.requests import Pins, StageRequest, other_version, pin_na
 from sidecar.artifacts.staging import LONG_SLOTS, QUICK_SLOTS
 from sidecar.artifacts.stored import KnownArtifacts, StoredArtifacts
 from sidecar.artifacts.types import Staged
+
+# A folder may be on a mount that hangs; the event loop waits for it no longer than this.
+LOOK_SECONDS = 0.05
+Opened = Callable[[], Source]
+
+
+class PromptLook:
+    """Asks in a thread of its own what may hang, and waits but a moment."""
+
+    def __init__(self) -> None:
+        """Asks nothing yet."""
+        self._thread = ThreadPoolExecutor(1, "looking")
+        self._asked: Future[object] | None = None
+
+    def at_once(self, ask: Callable[[], object]) -> None:
+        """Raises what `ask` raises, and TimeoutError: it takes longer, or the last one has not ended yet."""
+        if self._asked is not None and not self._asked.done():
+            raise TimeoutError
+        self._asked = self._thread.submit(ask)
+        self._asked.result(LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown()
+
 
 # For eager and for lazy adapters as many as one `Staging` runs at once, so that neither waits for the other.
 MAX_WORKERS = 2 * (QUICK_SLOTS + LONG_SLOTS)
@@ -39,10 +65,12 @@ class Obtainer:
     ingest: Ingest
     stored: StoredArtifacts
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(MAX_WORKERS, "staging"))
+    prompt: PromptLook = field(default_factory=PromptLook)
 
     def close(self) -> None:
         """Waits for the worker threads, whose stagings were cancelled before."""
         self.workers.shutdown(cancel_futures=True)
+        self.prompt.close()
 
     def recall(self, order: StageRequest) -> Staged | None:
         """Looks at files that an earlier process of this replica staged; None: nothing that may be believed."""
@@ -51,7 +79,10 @@ class Obtainer:
             if digest is None:
                 return None
             with self.leases.kept(order.artifact(digest)) as is_leased:
-                return self._see_at_once(order, digest, self.stored.peek) if is_leased else None
+                if not is_leased:
+                    return None
+                self.trust.check_known(order.ref)
+                return self._see_at_once(order, digest, self.stored.peek)
         except (OSError, ArtifactError):
             return None  # `obtain` meets the same again and says it
 
@@ -60,7 +91,6 @@ class Obtainer:
     ) -> Staged | None:
         """The leased artifact, seen under its lock; None: it is not there, or somebody else holds the lock."""
         artifact = order.artifact(digest)
-        self.trust.source(order.ref)
         with locked_at_once(self.layout.lock(artifact)) as is_locked:
             staged = see(order, digest) if is_locked and artifact not in self.known.doubted else None
             return self.known.remember(order, staged) if staged else None
@@ -84,6 +114,10 @@ class Obtainer:
         is_new = self.leases.add(artifact)
         hit(Point.LEASED)
         try:
+            if is_new:
+                self.prompt.at_once(partial(self.trust.source, order.ref))
+            else:
+                self.trust.check_known(order.ref)
             staged = self._see_at_once(order, digest, self.stored.see)
         finally:
             if is_new and staged is None:  # so that it is a new one to the worker too
@@ -104,12 +138,17 @@ class Obtainer:
             stop.set()
 
     def _stage(self, order: StageRequest, stop: Stop, refused: str | None = None) -> Staged:
-        source = self.trust.source(order.ref)
-        version = "" if refused is None else other_version(source, refused, stop)
+        source, version = cache(partial(self.trust.source, order.ref)), ""
         try:
             digest = self.pins.digest(order.ref)
+            if refused is not None:
+                version = other_version(source(), refused, stop)
             if digest is None:
-                return self._discover(source, order, stop)
+                return self._discover(source(), order, stop)
+            if order.artifact(digest) in self.leases:
+                self.trust.check_known(order.ref)
+            else:
+                source()
             return self._obtain(source, order, digest, stop)
         except ArtifactError as error:
             error.version = version
@@ -117,7 +156,7 @@ class Obtainer:
         except OSError as error:
             raise store_failure(error, self.layout.root) from error
 
-    def _obtain(self, source: Source, order: StageRequest, digest: str, stop: Stop) -> Staged:
+    def _obtain(self, source: Opened, order: StageRequest, digest: str, stop: Stop) -> Staged:
         """Stages what is known by its digest; of what is damaged and in use, a copy."""
         while (artifact := order.artifact(digest)) not in order.damaged:
             with self._claimed(artifact, stop) as is_new:
@@ -129,7 +168,7 @@ class Obtainer:
             order = replace(order, damaged=self.known.damage.ids)
         raise damaged(self.layout.adapter(artifact))
 
-    def _settled(self, source: Source, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> Staged | None:
+    def _settled(self, source: Opened, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> Staged | None:
         """The artifact. None: it is damaged and may be in use, as all sidecars of the store know now."""
         artifact = order.artifact(digest)
         if self.known.damage.is_marked(artifact):
@@ -139,7 +178,7 @@ class Obtainer:
         found = self.stored.find(order, digest, stop, is_new=is_new)
         if found in {None, ProofOutcome.UNKNOWN, ProofOutcome.MISSING}:
             with self.ingest.incoming(artifact, stop) as arriving:
-                arrived = self.ingest.receive(source, arriving, order, digest, stop)
+                arrived = self.ingest.receive(source(), arriving, order, digest, stop)
                 if found is None:
                     found = self.ingest.place(arriving, order, arrived, stop)
                 elif self.ingest.vouch(arriving, order, arrived, stop):
@@ -151,14 +190,14 @@ class Obtainer:
         self.known.distrust({artifact})
         return None
 
-    def _renew_bundle(self, source: Source, order: StageRequest, digest: str, stop: Stop) -> None:
+    def _renew_bundle(self, source: Opened, order: StageRequest, digest: str, stop: Stop) -> None:
         """Sees to it that a bundle that counts is kept of what stands there; what is to arrive brings its own along."""
         artifact, signatures = order.artifact(digest), self.trust.signatures
         if not signatures.has_policy or not self.layout.adapter(artifact).is_dir():
             return
         if not signatures.renew(source, order.ref, digest, stop):  # from before there was a policy
             with self.ingest.incoming(artifact, stop) as arriving:
-                self.ingest.receive(source, arriving, order, digest, stop)
+                self.ingest.receive(source(), arriving, order, digest, stop)
 
     @contextmanager
     def _claimed(self, artifact: str, stop: Stop) -> Iterator[bool]:
@@ -184,4 +223,4 @@ class Obtainer:
                             self.ingest.place(arriving, order, arrived, stop)
                 self.pins.put(order.ref, digest)
                 hit(Point.PINNED)
-        return self._obtain(source, order, digest, stop)
+        return self._obtain(lambda: source, order, digest, stop)

@@ -261,6 +261,15 @@ class Trust:
         """The source of a reference. Raises ArtifactError: it may not be read."""
         return self.sources.source(ref.uri, ref.credentials)
 
+    def check_known(self, ref: ArtifactRef) -> None:
+        """Lets the source pass of what this replica was given before: then it was looked at where its links lead.
+
+        Raises:
+            ArtifactError: it may not be read any more.
+        """
+        if not self.sources.names(ref.uri):
+            self.source(ref)
+
     def follow(self, path: Path, read: Callable[[Path], Content], use: Callable[[Content], None]) -> None:
         """Hands over what a file says, now and, from a worker thread, whenever that changes; see `FollowedFile`.
 

@@ -189,7 +189,7 @@ class Signatures:
             self._kept.write(ref.uri, digest, KeptBundle(content, files))
         self.check(ref, digest)
 
-    def renew(self, source: Source, ref: ArtifactRef, digest: str, stop: Stop) -> bool:
+    def renew(self, source: Callable[[], Source], ref: ArtifactRef, digest: str, stop: Stop) -> bool:
         """Asks for the bundle of an artifact anew if the kept one does not count; False: no file list is kept.
 
         Raises:
@@ -200,7 +200,7 @@ class Signatures:
             self.check(ref, digest)
         except ArtifactError:
             kept = self._kept.read(ref.uri, digest)
-            content = self.ask(source, ref, stop)
+            content = self.ask(source(), ref, stop)
             if content is None:
                 raise
             if kept is None:

@@ -205,7 +205,7 @@ class AxolotlEngine(HttpEngine):
         return True
 
     def _slot(self) -> SingleSlot:
-        """What it was told last. Raises EngineUnreachable: that cannot be read now."""
+        """The slot as it was ordered last. Raises EngineUnreachable: that cannot be read now."""
         if self._kept is None:
             self._kept = UNTOUCHED if self._file is None else _read(self._file)
         return self._kept

@@ -40,7 +40,8 @@ def open_store(tmp_path, sources) -> Iterator[Callable[..., LocalStore]]:
     def open_one(replica: str = "r1", **options: Any) -> LocalStore:
         limits = StoreLimits(options.pop("budget_bytes", None), options.pop("grace_seconds", GRACE))
         engine = ReadingEngine(options.pop("engine", ""), options.pop("base", None))
-        made = LocalStore(tmp_path / "store", replica, [sources.as_uri()], engine=engine, limits=limits, **options)
+        allowed = options.pop("allow", sources).as_uri()
+        made = LocalStore(tmp_path / "store", replica, [allowed], engine=engine, limits=limits, **options)
         opened.append(made)
         return opened[-1]
 

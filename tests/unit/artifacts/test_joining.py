@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,7 +14,9 @@ from unittest.mock import Mock
 import pytest
 
 from registry.runtime.failpoints import Point, handling
-from registry.sources.base import Stop
+from registry.sources import file
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts import stored
 from sidecar.artifacts.files import locked
 from sidecar.artifacts.leases import read_leases
 from tests.support.adapters import digest_of, write_adapter
@@ -91,3 +96,50 @@ async def test_hundreds_that_are_there_leave_the_event_loop_to_others(open_store
 
     await asyncio.gather(ours(), others())
     assert turns == ["other", "ours"] * len(refs)
+
+
+@pytest.fixture
+def going(monkeypatch) -> Iterator[threading.Event]:
+    """Whether folders of sources can be looked at; without it whoever looks at one waits, as where a mount hangs."""
+    going, resolved = threading.Event(), file._resolved
+    going.set()
+    monkeypatch.setattr(file, "_resolved", lambda path: (going.wait(3.0), resolved(path))[1])
+    yield going
+    going.set()
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_a_folder_that_hangs_holds_up_nothing_that_is_in_the_store(
+    open_store, sources, monkeypatch, going, make_ref, is_small
+):
+    """R13 static-stable, R19: after a restart of the sidecar, too; each look there takes longer than a second."""
+    if not is_small:
+        monkeypatch.setattr(stored, "MAX_AT_ONCE_BYTES", 0)
+    ref = make_ref(write_adapter(sources / "a"))
+    staged = await open_store("r1").ensure(ref)
+    going.clear()
+    begun, again = time.monotonic(), open_store("r1")
+    assert await again.recall([ref])
+    assert await again.ensure(ref) == staged
+    assert time.monotonic() - begun < 1.0
+    narrower = open_store("r1", allow=sources / "b")
+    going.set()
+    assert not await narrower.recall([ref])
+    with pytest.raises(ArtifactError, match="not under a directory"):
+        await narrower.ensure(ref)
+
+
+async def test_the_event_loop_does_not_wait_for_a_folder_that_hangs(open_store, sources, going):
+    """X2: what another replica staged has to be of a source that this one may read, which a worker may wait to hear."""
+    refs = [pinned(write_adapter(sources / f"a{seed}", seed=seed)) for seed in range(4)]
+    staged = [await open_store("r1").ensure(ref) for ref in refs]
+    second = open_store("r2")
+    going.clear()
+    begun = time.monotonic()
+    waiting = [asyncio.create_task(second.ensure(ref)) for ref in refs]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert time.monotonic() - begun < 1.0
+    going.set()
+    assert await asyncio.gather(*waiting) == staged

@@ -69,6 +69,9 @@ class Played:
         ):
             setattr(self, name, lambda *_, name=name, given=given: self._do(name) or given())
 
+    def names(self, _uri: str) -> bool:
+        return False
+
     def staged(self, artifact: str = "", **changes: object) -> Staged:
         artifact = artifact or self.id
         return replace(Staged(artifact, str(self.store._layout.adapter(artifact)), DIGEST, 8), **changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.model.source_uri import parse_source
+from registry.sources import file
 from registry.sources.allowed import AllowedSources, RemoteOptions
 from registry.sources.base import SourceLimits, StoreError
 from registry.sources.credentials import Credentials
@@ -122,3 +123,26 @@ def test_a_prefix_that_cannot_be_followed_is_an_error_at_the_start(prefix):
 def test_a_hub_that_is_none_is_an_error_at_the_start(hub):
     with pytest.raises(StoreError, match="--hf-endpoint"):
         AllowedSources([], RemoteOptions(hub=hub))
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_named"),
+    [
+        ("file:///allowed/a", True),
+        ("file:///allowed/./a/", True),
+        ("file:///allowed", True),
+        ("file:///allowed/../other", False),
+        ("file:///allowed%2F..%2Fother", False),
+        ("file:///allowedly/a", False),
+        ("file://host/allowed/a", False),
+        ("s3://bucket/allowed/a", False),
+    ],
+)
+def test_a_folder_is_named_without_a_look_at_it(monkeypatch, uri, is_named):
+    """R13 static-stable: its mount may hang."""
+    monkeypatch.setattr(file, "_resolved", raising)
+    assert AllowedSources(["file:///allowed/", "s3://bucket/"]).names(uri) is is_named
+
+
+def raising(_: object) -> str:
+    raise AssertionError("it was looked at")
