@@ -19,7 +19,7 @@ from sidecar.artifacts.leases import ArtifactLeases
 from sidecar.artifacts.proof import ProofOutcome, Trust
 from sidecar.artifacts.reports import damaged
 from sidecar.artifacts.requests import Pins, StageRequest, other_version, pin_name
-from sidecar.artifacts.staging import LONG_SLOTS, QUICK_SLOTS
+from sidecar.artifacts.staging import LONG_SLOTS, QUICK_SLOTS, origin_of
 from sidecar.artifacts.stored import KnownArtifacts, StoredArtifacts
 from sidecar.artifacts.types import Staged
 
@@ -48,6 +48,30 @@ class PromptLook:
         self._thread.shutdown()
 
 
+# A try that was given up has its worker until its source answers. With so many of one origin no other of it begins.
+MOST_GIVEN_UP, AGAIN_SECONDS = LONG_SLOTS, 0.1
+
+
+class GivenUpTries:
+    """Tries that nobody waits for and that have not ended yet, with the origins of their sources."""
+
+    def __init__(self) -> None:
+        """There are none."""
+        self._tries: list[tuple[str, Future[Staged]]] = []
+
+    def note(self, origin: str, work: Future[Staged]) -> None:
+        """Takes in that nobody waits for it from now on."""
+        self._tries.append((origin, work))
+
+    async def are_few(self, origin: str) -> None:
+        """Returns once one more of that origin may begin."""
+        while True:
+            self._tries = [one for one in self._tries if not one[1].done()]
+            if sum(of == origin for of, _ in self._tries) < MOST_GIVEN_UP:
+                return
+            await asyncio.sleep(AGAIN_SECONDS)
+
+
 # For eager and for lazy adapters as many as one `Staging` runs at once, so that neither waits for the other.
 MAX_WORKERS = 2 * (QUICK_SLOTS + LONG_SLOTS)
 STAGING_TIMEOUT_SECONDS = 1800.0
@@ -66,6 +90,7 @@ class Obtainer:
     stored: StoredArtifacts
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(MAX_WORKERS, "staging"))
     prompt: PromptLook = field(default_factory=PromptLook)
+    given_up: GivenUpTries = field(default_factory=GivenUpTries)
 
     def close(self) -> None:
         """Waits for the worker threads, whose stagings were cancelled before."""
@@ -126,16 +151,21 @@ class Obtainer:
 
     async def obtain(self, order: StageRequest, refused: str | None) -> Staged:
         """Finds, proves or fetches an artifact, in a worker thread. Raises as `ArtifactStore.ensure`."""
-        stop, loop = Stop(), asyncio.get_running_loop()
+        stop, origin = Stop(), origin_of(order.ref.uri)
+        work: Future[Staged] | None = None
         try:
             async with asyncio.timeout(STAGING_TIMEOUT_SECONDS):
+                await self.given_up.are_few(origin)
                 run = copy_context().run  # of which change it is
-                return await loop.run_in_executor(self.workers, run, self._stage, order, stop, refused)
+                work = self.workers.submit(run, self._stage, order, stop, refused)
+                return await asyncio.wrap_future(work)
         except TimeoutError as error:
             message = f"it was not staged within {STAGING_TIMEOUT_SECONDS:g} s; it is tried again"
             raise ArtifactError("staging_timeout", message) from error
         finally:
             stop.set()
+            if work is not None and not work.done():
+                self.given_up.note(origin, work)
 
     def _stage(self, order: StageRequest, stop: Stop, refused: str | None = None) -> Staged:
         source, version = cache(partial(self.trust.source, order.ref)), ""

@@ -16,7 +16,7 @@ import pytest
 from registry.runtime.failpoints import Point, handling
 from registry.sources import file
 from registry.sources.base import ArtifactError, Stop
-from sidecar.artifacts import stored
+from sidecar.artifacts import obtain, stored
 from sidecar.artifacts.files import locked
 from sidecar.artifacts.leases import read_leases
 from tests.support.adapters import digest_of, write_adapter
@@ -143,3 +143,26 @@ async def test_the_event_loop_does_not_wait_for_a_folder_that_hangs(open_store, 
     assert time.monotonic() - begun < 1.0
     going.set()
     assert await asyncio.gather(*waiting) == staged
+
+
+async def test_what_hangs_leaves_workers_to_others(open_store, sources, monkeypatch):
+    """R19: each try of it that was given up has a worker for as long as it hangs; the next waits for that to end."""
+    going, resolved = threading.Event(), file._resolved
+    hangs, other = (pinned(write_adapter(sources / name, seed=seed)) for seed, name in enumerate(("hangs", "other")))
+    monkeypatch.setattr(file, "_resolved", lambda path: (path.name != "hangs" or going.wait(20.0), resolved(path))[1])
+    monkeypatch.setattr(obtain, "origin_of", lambda uri: uri)
+    store = open_store()
+    try:
+        for _ in range(obtain.MAX_WORKERS):
+            given_up = asyncio.create_task(store.ensure(hangs))
+            await asyncio.sleep(0.01)
+            given_up.cancel()
+            await asyncio.wait({given_up})
+        async with asyncio.timeout(5.0):
+            assert (await store.ensure(other)).is_proven
+        again = asyncio.create_task(store.ensure(hangs))
+        await asyncio.sleep(0.2)
+        assert not again.done()
+    finally:
+        going.set()
+    assert (await again).is_proven
