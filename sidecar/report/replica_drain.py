@@ -97,6 +97,7 @@ class ReplicaDrain:
         self._changed = asyncio.Event()
         # Names that stay in the engine's list, as it was told; None: it was not told to leave any out.
         self._shown: frozenset[str] | None = None
+        self._told_to = ""  # which process of the engine; another has heard of nothing
         self._hides_names = False
 
     @property
@@ -139,17 +140,37 @@ class ReplicaDrain:
             if self._cause is None:
                 if self._shown is not None and isinstance(await engine.hide(0.0), Done):
                     self._shown = None
-            elif (shown := await self._needed_names()) != self._shown or now - told_at >= HIDE_AGAIN_SECONDS:
-                is_told = isinstance(await engine.hide(HIDE_SECONDS, shown), Done)
-                self._shown, told_at = (shown, now) if is_told else (self._shown, told_at)
+            elif self._is_listed() or now - told_at >= HIDE_AGAIN_SECONDS:
+                told_at = await self._hide_others(engine, now, told_at)
             await self._until_changed()
+
+    async def _hide_others(self, engine: HidesNames, now: float, told_at: float) -> float:
+        """Has all left out that others serve, unless the engine was just told so; gives when it was told last."""
+        process, shown = self._process, await self._needed_names()
+        is_known = shown == self._shown and process in {"", self._told_to}
+        if is_known and now - told_at < HIDE_AGAIN_SECONDS:
+            return told_at
+        if not isinstance(await engine.hide(HIDE_SECONDS, shown), Done):
+            return told_at
+        self._shown, self._told_to = shown, process
+        return now
+
+    @property
+    def _process(self) -> str:
+        """Process of the engine that was seen last; empty: it is away."""
+        observed = self._cache.report.situation.observed
+        return "" if observed is None else observed.facts.incarnation
+
+    def _is_listed(self) -> bool:
+        """True if the engine may list adapters yet, by which routers that poll it send requests here."""
+        return self._shown != frozenset() or self._process not in {"", self._told_to}
 
     async def _until_changed(self) -> None:
         """Waits for a begin or an end of a drain, or until the engine's list is to be looked at again."""
         if self._cause is None and self._shown is None:
             seconds = None
         else:
-            seconds = LOOK_SECONDS if self._cause is not None and self._shown != frozenset() else HIDE_AGAIN_SECONDS
+            seconds = LOOK_SECONDS if self._cause is not None else HIDE_AGAIN_SECONDS
         await heard_within(seconds, self._changed)
 
     async def _needed_names(self) -> frozenset[str]:
@@ -270,13 +291,9 @@ class ReplicaDrain:
         except EtcdError:
             return Need.TAKEOVER
         common = need_of_common(common_selectors(plan), others)
-        if placed is common is Need.NOTHING and self._is_polled():
+        if placed is common is Need.NOTHING and self._hides_names and self._cause is not None and self._is_listed():
             return Need.TAKEOVER
         return placed if common is Need.NOTHING else common
-
-    def _is_polled(self) -> bool:
-        """True if the engine may still list adapters, by which routers that poll it send requests here."""
-        return self._hides_names and self._cause is not None and self._shown != frozenset()
 
     def _need_of_placed(self) -> Need:
         """The need for what only some replicas serve."""

@@ -87,9 +87,9 @@ class Scene:
             raise self.around
         return self.around
 
-    def plan(self, plan: Plan | None, *names: str, is_seen: bool = True) -> None:
+    def plan(self, plan: Plan | None, *names: str, is_seen: bool = True, incarnation: str = "e1") -> None:
         """What the newest round found; the engine lists the names."""
-        seen = observed(dict.fromkeys(names, "/x")) if is_seen else None
+        seen = observed(dict.fromkeys(names, "/x"), incarnation=incarnation) if is_seen else None
         situation = replace(self.cache.report.situation, plan=plan, ready=True, observed=seen)
         self.cache.take(RoundReport(situation, 0))
 
@@ -598,6 +598,25 @@ async def test_what_nobody_else_serves_stays_in_the_engines_list():
     scene.around = EtcdError("no answer")
     await asyncio.sleep(10)
     assert {"all", "here"} in engine.kept[4:], "nobody is known to serve it any more"
+    work.cancel()
+
+
+@virtual
+async def test_an_engine_that_restarted_is_told_again_before_the_replica_may_end():
+    """R20: its new process has heard of nothing, and lists again whatever it gets."""
+    scene, engine = Scene(), HidingEngine()
+    scene.plan(PLAN, "all")
+    work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
+    scene.drain.begin(DrainCause.OPERATOR)
+    await asyncio.sleep(1)
+    assert (engine.kept, await scene.drain.wait(0)) == ([set()], Need.NOTHING)
+    scene.plan(PLAN, "all", incarnation="e2")
+    assert await scene.drain.wait(0) is Need.TAKEOVER
+    await asyncio.sleep(1.5)
+    assert (engine.kept, await scene.drain.wait(0)) == ([set()] * 2, Need.NOTHING)
+    scene.plan(None, is_seen=False)
+    await asyncio.sleep(1.5)
+    assert engine.kept == [set()] * 2, "it is away"
     work.cancel()
 
 
