@@ -13,6 +13,7 @@ import asyncio
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -136,10 +137,13 @@ class Journal:
         hit(Point.JOURNAL_OPENED)
         self._journal_bytes = 0
         try:
+            self._forget_halves()  # they may have the room that this one needs
             self._base_bytes = await asyncio.to_thread(self._write_base, number, base)
             self._forget_before(number)
         except OSError as error:
             self._abandon("snapshot_write_failed", str(error))
+            with suppress(OSError):
+                self._forget_halves()
 
     async def keep_synced(self) -> None:
         """Syncs what is appended, until it is cancelled. Whoever acts upon an entry does not wait for the disk."""
@@ -214,6 +218,11 @@ class Journal:
         self._sync_names(number)
         hit(Point.BASE_KEPT)
         return size_bytes
+
+    def _forget_halves(self) -> None:
+        """Removes what there is of bases that were not written to their end."""
+        for number in self._files()["tmp"]:
+            (self._directory / f"tmp-{number}").unlink(missing_ok=True)
 
     def _forget_before(self, number: int) -> None:
         for kind, numbers in self._files().items():

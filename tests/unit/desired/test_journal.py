@@ -223,6 +223,24 @@ async def test_what_is_appended_while_a_base_is_written_that_never_comes_is_not_
     assert restored(tmp_path)[:2] == (base(2), (change(3), change(4)))
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_half_of_a_base_takes_no_room_from_the_next_one(tmp_path, journal, monkeypatch, is_killed):
+    """R13, R16: a disk that is nearly full would stay so, and what shares it with the snapshot would find no room."""
+    seen = list[list[str]]()
+
+    def sync(_: int) -> None:
+        seen.append(sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("tmp-")))
+        raise FULL
+
+    if is_killed:
+        (tmp_path / "tmp-7").write_bytes(b"half of one")
+    monkeypatch.setattr(journal_module.os, "fsync", sync)
+    for number in (2, 3):
+        await journal.rewrite(base(number))
+    assert [len(names) for names in seen] == [1, 1], "but for what is just written"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp-")]
+
+
 async def test_what_comes_after_a_list_is_folded_into_nothing_that_was_before_it(tmp_path, journal, monkeypatch):
     """R2 replay-equal, R12: a kill before the base is whole; and what is followed then is found by the next boot."""
     journal.append(change(2))
