@@ -150,20 +150,21 @@ def decline(
     desired: DesiredState, chosen: Selection, failed: Iterable[FailedAdapter], known: PlanContext, now: float
 ) -> Declines:
     """Present declines: earlier ones that still stand, and new refusals. `now`: monotonic seconds."""
+    replica = known.share.replica if known.share is not None else ""
     before, news = known.declined, [(name_key(one.name), one) for one in failed if one.is_own]
     if not before and not news:
         return before
     reasons = {one.reason for one in before.values()} | {one.reason for _, one in news}
     by = {reason: limit_digest(reason, chosen.limits, known.reads) for reason in reasons}
     found = {
-        at: replace(one, asked=_asked(desired.adapters[at[0]]))
+        at: replace(one, asked=_asked(desired.adapters[at[0]], replica) or one.asked or "")
         for at, one in before.items()
-        if one.by == by[one.reason] and _is_desired(at, one, desired)
+        if one.by == by[one.reason] and _is_desired(at, one, desired, replica)
     }
     for key, one in news:
         adapter = desired.adapters.get(key)
         if adapter is not None and _is_counted(adapter) and len(found) < MAX_DECLINED:
-            found.setdefault((key, one.generation), Decline(one.reason, by[one.reason], _asked(adapter), now))
+            found.setdefault((key, one.generation), Decline(one.reason, by[one.reason], _asked(adapter, replica), now))
     return before if found == before else found
 
 
@@ -190,20 +191,23 @@ def _is_news(adapter: DesiredAdapter, generation: int, replica: str, members: Ma
     return not own.why_declined(at) and any(not one.why_declined(at) for one in others)
 
 
-def _is_desired(at: tuple[str, int], one: Decline, desired: DesiredState) -> bool:
-    """True while that generation is desired by number, and nobody has asked for another try of it."""
+def _is_desired(at: tuple[str, int], one: Decline, desired: DesiredState, replica: str) -> bool:
+    """True while that generation is desired by number, and nobody has asked this replica for another try of it."""
     adapter = desired.adapters.get(at[0])
     if adapter is None or not _is_counted(adapter):
         return False
-    return at[1] in {number for number, _ in adapter.versions} and one.asked in {None, _asked(adapter)}
+    asked = _asked(adapter, replica)
+    return at[1] in {number for number, _ in adapter.versions} and (one.asked is None or asked in {"", one.asked})
 
 
 def _is_counted(adapter: DesiredAdapter) -> bool:
     return adapter.terms is not None and adapter.terms.is_counted
 
 
-def _asked(adapter: DesiredAdapter) -> str:
-    return adapter.retry.request_id if adapter.retry is not None else ""
+def _asked(adapter: DesiredAdapter, replica: str) -> str:
+    """The request by which a replica was asked for another try; empty: none, or another replica was."""
+    retry = adapter.retry
+    return retry.request_id if retry is not None and retry.replica in {"", replica} else ""
 
 
 def limit_digest(reason: str, limits: ReplicaLimits, reads: str) -> str:

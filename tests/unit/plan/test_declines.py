@@ -189,3 +189,14 @@ def test_a_restored_decline_stands_while_its_limit_is_the_same():
     (stands,) = make_plan(COUNTED, pool(), observed({}, max_lora_rank=4), facts, now=0.0).declined.values()
     assert stands.asked == ""
     assert make_plan(COUNTED, pool(), observed({}, max_lora_rank=9), facts, now=0.0).declined == {}
+
+
+@pytest.mark.parametrize(("replica", "is_kept"), [("r2", True), ("r1", False), ("", False)])
+def test_another_try_that_another_replica_is_asked_for_is_none_here(replica, is_kept):
+    """R3: what is declined here would be placed here again, only to be refused."""
+    before, retry = planned(COUNTED).declined, AskedRetry(request_id="again", replica=replica)
+    made = record("a", 1, placement=placed_at(1)).model_copy(update={"retry": retry})
+    asked = desired(kv("a", 3, value=made.to_bytes()))
+    facts = replace(known(asked), declined=before, share=replace(everything(asked), replica="r1"))
+    plan = make_plan(asked, pool(), observed({}, max_lora_rank=4), facts, now=0.0)
+    assert plan.declined == (before if is_kept else {})
