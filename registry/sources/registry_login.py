@@ -55,7 +55,9 @@ class RegistryGetter(Getter):
     def _is_let_in(self, denied_answer: SourceResponse) -> bool:
         scheme, wanted = read_challenge(denied_answer.header("www-authenticate"))
         denied_answer.skip()
-        if denied_answer.status != 401 or scheme not in {"basic", "bearer"}:
+        # Whoever a redirect leads to is shown nothing, and so has no say in where a password goes.
+        is_here = any(denied_answer.url.is_below(prefix) for prefix in self._may_see)
+        if denied_answer.status != 401 or scheme not in {"basic", "bearer"} or not is_here:
             return False
         before = self._given
         self._given = self._answer_to(scheme, wanted, denied_answer.url)

@@ -380,6 +380,22 @@ def test_a_password_goes_only_where_the_credential_is_bound_to(web, there, login
         assert f"wants a token of {tokens.url}, expected https at port 443" in unnamed.message
 
 
+def test_a_password_does_not_go_where_a_redirect_leads(web, there, login):
+    """X1: what a registry redirects to may ask for a token too, and name itself as the place of tokens."""
+    there.asks = "token"
+    there.push("acme/sql", "v1", ORAS)
+    blob = f"/v2/acme/sql/blobs/{sha256(FILES[CONFIG])}"
+    with serving(ContainerRegistry()) as store:
+        store.asks = "token"
+        there.answers[blob] = lambda exchange: exchange.send(307, Location=f"{store.url}{blob}")
+        uri = parse_source(uri_of(there))
+        named = [parse_prefix(f"oci://{uri.authority}/acme"), parse_prefix(f"{store.url}/")]
+        error = refusal(registry_source(web, uri, named, login(there, LOGIN)))
+        assert error.reason == "source_denied"
+        assert store.paths == [blob]
+        assert [headers for _, headers in store.seen if "Authorization" in headers] == []
+
+
 @pytest.mark.parametrize("realm", ["", "nowhere", "ftp://x/", "file:///etc/passwd", "https://u:p@host/"])
 def test_a_place_of_tokens_that_is_none_is_said(web, there, realm):
     there.answers["/v2/acme/sql/manifests/v1"] = lambda exchange: exchange.send(
