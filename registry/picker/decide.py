@@ -60,12 +60,21 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A refusal as OpenAI's API tells it; `retry_seconds` 0: to repeat it does not help."""
+    """A refusal as OpenAI's API tells it.
+
+    Attributes:
+        status: of HTTP.
+        code: see `docs/picker.md`.
+        message: for people.
+        retry_seconds: after which to repeat it; 0: to repeat it does not help.
+        is_behind: the registry is not known up to the revision that is asked for: soon it may be another answer.
+    """
 
     status: int
     code: str
     message: str
     retry_seconds: int = 0
+    is_behind: bool = False
 
 
 Decision = Chosen | Denied
@@ -100,13 +109,16 @@ def pick(
         separators: characters between a base model and an adapter of it in a name such as ``BASE:NAME``.
     """
     if not pools:
-        return Denied(503, NOT_KNOWN, "the picker has not heard from the registry yet; repeat the request", 1)
+        told = "the picker has not heard from the registry yet; repeat the request"
+        return Denied(503, NOT_KNOWN, told, 1, is_behind=request.least_revision > 0)
     found = _Found(pools[0]) if request.model is None else _lookup(request.model, pools, separators)
     if found is None:
         message = f"The model `{(request.model or '')[:200]}` does not exist; no replica serves it."
-        return Denied(404, MODEL_NOT_FOUND, message)
+        # It may be new in the pool of which the least is known yet.
+        is_behind = request.least_revision > min(pool.revision for pool in pools)
+        return Denied(404, MODEL_NOT_FOUND, message, is_behind=is_behind)
     if request.least_revision > found.pool.revision:
-        return _not_yet(request, f"the picker knows the registry up to {found.pool.revision}")
+        return _not_yet(request, f"the picker knows the registry up to {found.pool.revision}", is_behind=True)
     candidates = _eligible(request, found)
     if isinstance(candidates, Denied):
         return candidates
@@ -115,9 +127,9 @@ def pick(
     return Chosen(endpoint, found.pool.name, model, candidates)
 
 
-def _not_yet(request: PickRequest, why: str) -> Denied:
+def _not_yet(request: PickRequest, why: str, *, is_behind: bool = False) -> Denied:
     message = f"what was published up to revision {request.least_revision} is not served yet: {why}; repeat the request"
-    return Denied(503, NOT_SERVED_YET, message, 1)
+    return Denied(503, NOT_SERVED_YET, message, 1, is_behind)
 
 
 def _lookup(model: str, pools: Sequence[PickPool], separators: str) -> _Found | None:
@@ -142,10 +154,13 @@ def _adapter_of(pool: PickPool, name: str) -> _Found | None:
 
 
 def _by_alias(pool: PickPool, model: str, separators: str) -> _Found | None:
-    """The adapter that ``BASE:NAME`` means; names of base models may have such characters too."""
-    for place, letter in enumerate(model):
-        if letter in separators and model[:place] in pool.bases:
-            found = _adapter_of(pool, model[place + 1 :])
+    """The adapter that ``BASE:NAME`` means; names of base models may have such characters too.
+
+    A request may have megabytes of them, so each base is looked for once.
+    """
+    for base in sorted(pool.bases, key=len):
+        if model.startswith(base) and model[len(base) : len(base) + 1] in {*separators}:
+            found = _adapter_of(pool, model[len(base) + 1 :])
             if found is not None:
                 return found
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -85,6 +86,7 @@ class QueueWatch:
                     page += part
                     if len(page) > _MAX_PAGE_BYTES:
                         return 0.0
-            return sum(float(one) for one in self._line.findall(page.decode(errors="replace")))
+            length = sum(float(one) for one in self._line.findall(page.decode(errors="replace")))
+            return length if math.isfinite(length) else 0.0  # of what is no number none is the least
         except (httpx.HTTPError, ValueError):
             return 0.0

@@ -14,6 +14,8 @@ from typing import Any
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _VALUE = json.JSONDecoder()
 _FORM = 'send a JSON object with "model": "NAME"'
+# Far more than any API has. Each is looked at in Python, and a body of nothing but names would hold all other requests.
+MAX_MEMBERS = 10_000
 
 
 class UnreadableBody(ValueError):
@@ -38,11 +40,14 @@ def model_of(body: bytes) -> RequestedModel:
     """The model that a body asks for.
 
     Raises:
-        UnreadableBody: it is no JSON object, or has no `model`, two of them, or one that is no text.
+        UnreadableBody: it is no JSON object, has very many names, or has no `model`, two of them, or one that is no
+            text.
     """
     try:
         text = body.decode()
         found = _models(text)
+    except UnreadableBody:
+        raise
     except UnicodeDecodeError as error:
         raise UnreadableBody(f"the body is not text in UTF-8; {_FORM}") from error
     except (ValueError, RecursionError, IndexError) as error:
@@ -58,12 +63,15 @@ def model_of(body: bytes) -> RequestedModel:
 
 def _models(text: str) -> list[tuple[Any, int, int]]:
     """Each value of the key `model` of an object, and where it stands. Raises ValueError and others: it is none."""
-    at = _after_blanks(text, 0)
+    at, members = _after_blanks(text, 0), 0
     found: list[tuple[Any, int, int]] = []
     if text[at] != "{":
         raise ValueError(at)
     at = _after_blanks(text, at + 1)
     while text[at] != "}":
+        members += 1
+        if members > MAX_MEMBERS:
+            raise UnreadableBody(f"the body has more than {MAX_MEMBERS} names; {_FORM}")
         key, value, start, end = _member(text, at)
         if key == "model":
             found.append((value, start, end))

@@ -114,7 +114,7 @@ class Picker:
                     message = await context.read()
                 if not isinstance(message, ext.ProcessingRequest):
                     return
-                if message.WhichOneof("request") == "request_headers":
+                if turn is None and message.WhichOneof("request") == "request_headers":
                     turn = _Turn(PickRequest(None), begun_at=perf_counter())
                 for answer in await self._answers(turn, message):
                     await context.write(answer)
@@ -200,13 +200,14 @@ class Picker:
         if pools and 0 < rules.refuse_after_seconds < away:
             told = f"the picker has not heard from the registry for {away:.0f} s; repeat the request"
             return Denied(503, NOT_KNOWN, told, 5)
-        end = asyncio.get_running_loop().time() + rules.revision_wait_seconds if request.least_revision else 0.0
-        while request.least_revision > max((one.revision for one in pools), default=0):
-            if asyncio.get_running_loop().time() >= end:
-                break
+        end = asyncio.get_running_loop().time() + rules.revision_wait_seconds
+        while True:
+            chance = random.random()  # noqa: S311 - no secret
+            decision = pick(request, self._pools(), self._loads, chance, rules.separators)
+            is_behind = isinstance(decision, Denied) and decision.is_behind
+            if not is_behind or asyncio.get_running_loop().time() >= end:
+                return decision
             await asyncio.sleep(_POLL_SECONDS)
-            pools = self._pools()
-        return pick(request, pools, self._loads, random.random(), rules.separators)  # noqa: S311 - no secret
 
     def _settle(
         self, turn: _Turn, decision: Decision, asked: RequestedModel | None = None, body: bytes = b""

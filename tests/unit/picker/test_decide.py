@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -83,6 +84,14 @@ def test_what_only_looks_like_an_alias_or_a_generation_is_unknown(name):
     assert isinstance(pick(PickRequest("acme/tiny:8b:sql"), (TWO,), {}, 0.0, separators=""), Denied)
 
 
+def test_a_name_of_nothing_but_separators_holds_nobody_up():
+    """X2 unbreakable: a request may have megabytes of them, and all others wait while it is looked up."""
+    begun = perf_counter()
+    assert refusal(":|" * (1 << 20)) == (404, "model_not_found", 0)
+    assert refusal("acme/tiny:8b" + ":" * (1 << 20)) == (404, "model_not_found", 0)
+    assert perf_counter() - begun < 1
+
+
 def test_the_base_model_goes_to_any_ready_replica():
     assert where("acme/tiny:8b", chance=0.9) == ("r2", "")
     assert where(None, loads={"10.0.0.1:8000": 1}) == ("r2", "")
@@ -137,6 +146,18 @@ def test_what_was_published_at_a_revision_is_in_the_answer():
     late = pool(adapter(place(1), place(2, generation=0), generation=2), revision=9, seen=seen)
     assert refusal("sql", late, least_revision=8) == (503, "not_served_yet", 1)
     assert where("acme/tiny:8b", mixed, least_revision=9)[0] == "r1"
+
+
+def test_an_answer_is_not_the_last_while_the_pool_of_the_name_is_behind():
+    """Whatever is known of others: what was published there last may be what is asked for."""
+    ahead = pool(adapter(place(3), name="law"), name="q", revision=30)
+    behind = [picked(model, TWO, ahead, least_revision=20) for model in ("sql", "new")]
+    assert [one.code for one in behind if isinstance(one, Denied) and one.is_behind] == [
+        "not_served_yet",
+        "model_not_found",
+    ]
+    last = picked("nobody", ahead, least_revision=20)
+    assert isinstance(last, Denied) and not last.is_behind
 
 
 states = st.sampled_from([State.SERVING, State.SERVING, State.PENDING, State.FAILED])

@@ -40,12 +40,14 @@ async def test_queues_are_read_and_what_cannot_be_read_has_none(monkeypatch):
                 return httpx.Response(200, text=PAGE * 10)
             case "odd":
                 return httpx.Response(200, text="vllm:num_requests_waiting many\n")
+            case "none":
+                return httpx.Response(200, text="vllm:num_requests_waiting NaN\n")
         raise httpx.ConnectError("away")
 
     client = httpx.AsyncClient
     monkeypatch.setattr(module.httpx, "AsyncClient", lambda **_: client(transport=httpx.MockTransport(answer)))
     loads = Loads()
-    addresses = frozenset({"well:1", "large:1", "odd:1", "away:1"})
+    addresses = frozenset({"well:1", "large:1", "odd:1", "none:1", "away:1"})
     watch = QueueWatch("vllm:num_requests_waiting", 0.01, lambda: addresses, loads)
     task = asyncio.create_task(watch.run())
     await eventually(lambda: loads.queues == {"well:1": 5.0})

@@ -35,6 +35,7 @@ from registry.picker.request_body import UnreadableBody, model_of
         (b'{"model": 3}', "no text"),
         (b'{"model": null}', "no text"),
         (b'{"model": ""}', "no text"),
+        (b'{"model": "a"' + b', "": 0' * 10_000 + b"}", "more than 10000 names"),
     ],
 )
 def test_a_body_that_names_no_model_is_refused_with_the_reason(body, problem):

@@ -181,6 +181,26 @@ async def test_a_revision_that_is_not_known_yet_is_waited_for():
     assert await late.error(*ask) == (503, "not_served_yet")
 
 
+async def test_a_pool_that_is_behind_is_waited_for_though_another_is_not():
+    ahead = pool(adapter(place(3), name="law"), name="q", revision=30)
+    world = World(pools=(pool(revision=10), ahead), rules=PickRules(revision_wait_seconds=30))
+
+    async def learn() -> None:
+        await asyncio.sleep(0.05)
+        world.pools = (pool(adapter(place(1)), revision=20), ahead)
+
+    answered, _ = await asyncio.gather(
+        world.answered(head(x_loraplane_min_revision="20"), body({"model": "sql"})), learn()
+    )
+    assert answered[1].HasField("request_body")
+
+
+async def test_a_stream_has_one_request_whatever_comes_on_it():
+    """X3 given-back: of the second headers nothing is made, so that what the first took is given back."""
+    get = head(ends=True, **{":method": "GET"})
+    assert [one.WhichOneof("response") for one in await World().answered(get, get)] == ["request_headers"] * 2
+
+
 async def test_scores_are_told_where_they_are_asked_for():
     world = World(pools=(pool(adapter(place(1), place(2))),), rules=PickRules(scores=True))
     world.loads.queues = {"10.0.0.2:8000": 1.0}
