@@ -14,7 +14,7 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -63,8 +63,21 @@ class TokenCommand:
 TokenSource = TokenFile | TokenCommand
 
 
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """Token of one call. `is_kept`: it is of an earlier call, so that another may be there by now."""
+
+    text: str = field(repr=False)
+    is_kept: bool = False
+
+    @property
+    def header(self) -> tuple[str, str]:
+        """The metadata of the call."""
+        return "authorization", f"Bearer {self.text}"
+
+
 class BearerToken:
-    """Header with the token of one connection.
+    """Token of one connection.
 
     Args:
         source: where the token comes from.
@@ -76,32 +89,30 @@ class BearerToken:
         self._wall = wall
         self._asking = asyncio.Lock()
         self._kept: _Printed | None = None
-        self._is_used_again = False
 
-    async def header(self) -> tuple[str, str]:
-        """The metadata of one call.
+    async def shown(self) -> ShownToken:
+        """The token of one call.
 
         Raises:
             Unauthenticated: there is no token to be had; the message says why, and nothing of what was read.
         """
         match self._source:
             case TokenFile():
-                token = await asyncio.to_thread(_read, self._source)
+                return ShownToken(await asyncio.to_thread(_read, self._source))
             case TokenCommand():
-                token = await self._printed(self._source)
-        return "authorization", f"Bearer {token}"
+                return await self._printed(self._source)
 
-    def forget(self) -> bool:
-        """Makes the next call take a new token, since this one was refused. True if it was of an earlier call."""
-        was_used_again, self._kept, self._is_used_again = self._is_used_again, None, False
-        return was_used_again
+    def forget(self, refused: ShownToken) -> None:
+        """Makes the next call take a new token, unless one before it has: several may be refused with the same."""
+        if self._kept is not None and self._kept.token == refused.text:
+            self._kept = None
 
-    async def _printed(self, source: TokenCommand) -> str:
+    async def _printed(self, source: TokenCommand) -> ShownToken:
         async with self._asking:  # calls that begin together run the program once
-            self._is_used_again = self._kept is not None and self._kept.keep_until > self._wall()
-            if self._kept is None or not self._is_used_again:
+            is_kept = self._kept is not None and self._kept.keep_until > self._wall()
+            if self._kept is None or not is_kept:
                 self._kept = _parsed(source, await _output(source))
-            return self._kept.token
+            return ShownToken(self._kept.token, is_kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from registry.client.address import Tls, check_address, is_of_this_host
 from registry.client.admin_api import AdminMethod, Reply, Request
 from registry.client.background import PROCESS, LoopedChannel
 from registry.client.channel import check_process, is_of_other_process, open_channel
-from registry.client.credentials import BearerToken, TokenCommand, TokenSource
+from registry.client.credentials import BearerToken, ShownToken, TokenCommand, TokenSource
 from registry.client.errors import CallErrors
 from registry.client.handshake import HandshakeTrouble, admin_service, found_trouble
 from registry.client.relay import RelayedChannel
@@ -137,11 +137,11 @@ class AdminCalls:
 
         async def attempt(seconds: float) -> Reply:
             nonlocal sent
-            shown = await self._shown()
-            traced = tracing.headers(change)
-            metadata, sent = (*shown, *traced, REPEATED_METADATA) if sent else (*shown, *traced), True
+            token = await self._shown()
+            known = (*_headers(token), *tracing.headers(change))
+            metadata, sent = (*known, REPEATED_METADATA) if sent else known, True
             call = self.channel.unary_unary(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
-            with self._outcomes(request_id):
+            with self._outcomes(token, request_id):
                 answer = await call(request, timeout=seconds, metadata=metadata or None)
             self.has_answered = True
             return answer
@@ -180,13 +180,13 @@ class AdminCalls:
                 the stream may be begun again, with the token that there is then.
             RegistryError: as the admin service refused it.
         """
-        shown, is_believed = await self._shown(), False
+        token, is_believed = await self._shown(), False
         call = self.channel.unary_stream(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
-        running = call(request, timeout=timeout_seconds, metadata=shown or None)
+        running = call(request, timeout=timeout_seconds, metadata=_headers(token) or None)
         try:
-            with self._outcomes():
+            with self._outcomes(token):
                 async for answer in running:
-                    self.has_answered, is_believed = True, self._token is not None
+                    self.has_answered, is_believed = True, token is not None
                     yield answer
         except Unauthenticated as error:
             if not is_believed:
@@ -285,18 +285,18 @@ class AdminCalls:
         if self._process == os.getpid():
             await asyncio.gather(self.channel.close(), *self._closing)
 
-    async def _shown(self) -> tuple[tuple[str, str], ...]:
-        """The metadata by which the service knows us.
+    async def _shown(self) -> ShownToken | None:
+        """The token by which the service knows us; None: none is shown.
 
         Raises:
             UsedAfterFork: the connection is of another process.
             Unauthenticated: there is no token to be had.
         """
         check_process(self._process)
-        return () if self._token is None else (await self._token.header(),)
+        return None if self._token is None else await self._token.shown()
 
     @contextmanager
-    def _outcomes(self, request_id: str = "") -> Iterator[None]:
+    def _outcomes(self, token: ShownToken | None, request_id: str = "") -> Iterator[None]:
         """Translates failures as `CallErrors` does; after a refusal of the token the next call takes a new one.
 
         The refusal of a token that was kept from an earlier call becomes Unavailable, so that a new one is tried.
@@ -305,7 +305,9 @@ class AdminCalls:
             with self.errors.translated(request_id):
                 yield
         except Unauthenticated as error:
-            if self._token is None or not self._token.forget():
+            if self._token is not None and token is not None:
+                self._token.forget(token)
+            if token is None or not token.is_kept:
                 raise
             raise _ended(error) from error
 
@@ -336,6 +338,10 @@ def _bearer(token: TokenSource | None, *, is_private: bool) -> BearerToken | Non
     if isinstance(token, TokenCommand) and not token.argv:
         raise InvalidArgument(Reason.INVALID_FIELD, "the token command is empty", field="token")
     return BearerToken(token)
+
+
+def _headers(token: ShownToken | None) -> tuple[tuple[str, str], ...]:
+    return () if token is None else (token.header,)
 
 
 def _ended(refusal: Unauthenticated) -> Unavailable:

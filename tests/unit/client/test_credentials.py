@@ -16,12 +16,12 @@ import pytest
 from loraplane import Registry, TokenCommand, TokenFile
 from registry.client import admin_api as api
 from registry.client.address import Tls, is_of_this_host
-from registry.client.credentials import BearerToken
+from registry.client.credentials import BearerToken, ShownToken
 from registry.client.transport import AdminCalls
 from registry.model.errors import InvalidArgument, Unauthenticated
 from registry.model.names import REPEATED_METADATA
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import Hold, Refusal
+from tests.support.fake_admin import Hold, Refusal, Slow
 from tests.support.waiting import eventually
 
 EXPIRED = Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "your token has expired; take a new one")
@@ -124,12 +124,12 @@ async def test_a_programs_token_is_kept_until_half_a_minute_before_its_end(progr
     now = 1_000_000_000.0
     source = program(printing({"token": "t", "expirationTimestamp": "2001-09-09T01:47:40Z"}))  # a minute later
     token = BearerToken(source, lambda: now)
-    assert await asyncio.gather(token.header(), token.header()) == [*shown("t"), *shown("t")]
+    assert await asyncio.gather(token.shown(), token.shown()) == [ShownToken("t"), ShownToken("t", is_kept=True)]
     now += 29
-    await token.header()
+    await token.shown()
     assert (tmp_path / "runs").read_text() == "x"
     now += 1
-    await token.header()
+    await token.shown()
     assert (tmp_path / "runs").read_text() == "xx"
 
 
@@ -148,6 +148,26 @@ async def test_a_programs_token_that_is_refused_is_taken_anew(program, admin, ad
             await calls.unary(api.LIST_POOLS, pb.ListPoolsRequest())
     plain = [one[:1] for one in admin.channels[0].metadata]
     assert plain == [*map(shown, "1222334")]
+    await calls.aclose()
+
+
+async def test_calls_that_are_refused_together_are_all_made_again(program, admin, address, tmp_path):
+    """A6 rotates: the refusal of the one does not make that of the other one that nothing helps."""
+    runs = str(tmp_path / "runs")
+    body = f"print(json.dumps({{**{KIND!r}, 'status': {{'token': str(os.path.getsize({runs!r}))}}}}))"
+    calls = AdminCalls(address, None, 30.0, token=program(body))
+    good = pb.ListPoolsResponse()
+    admin.answers["ListPools"] = [good]
+    await calls.unary(api.LIST_POOLS, pb.ListPoolsRequest())
+
+    def answer(_request: object) -> object:
+        return Slow(EXPIRED) if admin.channels[0].metadata[-1][:1] == shown("1") else good
+
+    admin.answers["ListPools"] = [answer]
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(calls.unary(api.LIST_POOLS, pb.ListPoolsRequest()))
+    assert [one[:1] for one in admin.channels[0].metadata] == [*map(shown, "1111222")]
     await calls.aclose()
 
 
@@ -175,7 +195,7 @@ NO_CREDENTIAL = "has to print an ExecCredential of client.authentication.k8s.io/
 )
 async def test_what_a_program_prints_is_never_told(program, body, told):
     with pytest.raises(Unauthenticated) as refused:
-        await BearerToken(program(body)).header()
+        await BearerToken(program(body)).shown()
     assert (told in refused.value.message, SECRET in f"{refused.value!r} {refused.value.__cause__!r}") == (True, False)
     assert "Traceback" not in refused.value.message
 
@@ -183,7 +203,7 @@ async def test_what_a_program_prints_is_never_told(program, body, told):
 @pytest.mark.parametrize("argv", [["/no/such/program"], ["/"], ["a\0b"]])
 async def test_a_program_that_is_none(argv):
     with pytest.raises(Unauthenticated, match="cannot be run"):
-        await BearerToken(TokenCommand(argv)).header()
+        await BearerToken(TokenCommand(argv)).shown()
 
 
 def is_over(process: int) -> bool:
@@ -200,7 +220,7 @@ async def test_a_program_that_hangs_is_ended_with_all_that_it_began(program, tmp
     body = f"import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n{note}\ntime.sleep(600)"
     hanging = replace(program(body), seconds=1.0)
     with pytest.raises(Unauthenticated, match=r"was not done within 1 s; .* LORAPLANE_TOKEN_SECONDS"):
-        await BearerToken(hanging).header()
+        await BearerToken(hanging).shown()
     child = int((tmp_path / "child").read_text())
     await eventually(lambda: is_over(child))
 
@@ -220,6 +240,6 @@ async def test_a_file_without_a_token(file, content, told):
     if content is not None:
         file.write_text(content)
     with pytest.raises(Unauthenticated) as refused:
-        await BearerToken(TokenFile(file)).header()
+        await BearerToken(TokenFile(file)).shown()
     assert refused.value.message.startswith(f"the token file {file} ")
     assert (told in refused.value.message, SECRET in refused.value.message) == (True, False)
