@@ -90,11 +90,15 @@ class AdapterListing:
 
 
 class FoldedAdapters:
-    """Folds the responses of a watch into whole listings."""
+    """Folds the responses of a watch into whole listings, or of several, each of which is `begun`."""
 
     def __init__(self) -> None:
         self._adapters: dict[str, RegisteredAdapter] = {}
         self._unreadable: set[str] = set()
+        self._is_in_snapshot = False
+
+    def begun(self) -> None:
+        """Notes that the next response is the first of a watch: the one before may have ended amid a listing."""
         self._is_in_snapshot = False
 
     def take(self, response: pb.WatchAdaptersResponse) -> AdapterListing | None:
@@ -251,8 +255,21 @@ class AnsweredBy:
         return cls(found["name"], int(found["generation"]), found["digest"]) if found else None
 
 
+def revision_of(response: pb.ApplyAdaptersResponse) -> int:
+    """The revision of a change set; where nothing changed, that of the last change of what it is about.
+
+    The reply to one that changed nothing has a later one, at which nothing of the pool did, and which nobody who
+    follows the pool would come to.
+    """
+    told = [one.adapter.etag for one in response.results if one.outcome == pb.AdapterResult.UNCHANGED]
+    if len(told) < len(response.results) or not all(told):
+        return response.revision
+    return max(map(int, told), default=response.revision)
+
+
 def published_of(response: pb.ApplyAdaptersResponse) -> tuple[Published, ...]:
     """Generations of a change set, without what it deleted."""
+    revision = revision_of(response)
     there = [one.adapter for one in response.results if one.outcome != pb.AdapterResult.DELETED]
     return tuple(
         Published(
@@ -261,7 +278,7 @@ def published_of(response: pb.ApplyAdaptersResponse) -> tuple[Published, ...]:
             adapter.generation,
             adapter.spec.source.uri,
             adapter.spec.source.digest,
-            response.revision,
+            revision,
             response.request_id,
         )
         for adapter in there

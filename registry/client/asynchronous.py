@@ -399,7 +399,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
         """
         request = pb.WatchResidencyRequest(pool=pool)
         follower = Follower()
-        responses = self._calls.follow(api.WATCH_RESIDENCY, request, timeout_seconds)
+        responses = self._calls.follow(api.WATCH_RESIDENCY, request, timeout_seconds, follower.begun)
         async with aclosing(responses):
             async for response in responses:
                 if (state := follower.take(response)) is not None:
@@ -420,8 +420,8 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             Unavailable: the admin service was out of reach for longer than `timeout_seconds`.
             RegistryError: as the admin service refused it otherwise.
         """
-        folded = FoldedAdapters()
-        responses = self._calls.follow(api.WATCH_ADAPTERS, pb.WatchAdaptersRequest(pool=pool), timeout_seconds)
+        folded, request = FoldedAdapters(), pb.WatchAdaptersRequest(pool=pool)
+        responses = self._calls.follow(api.WATCH_ADAPTERS, request, timeout_seconds, folded.begun)
         async with aclosing(responses):
             async for response in responses:
                 if (listing := folded.take(response)) is not None:

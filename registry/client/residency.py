@@ -87,10 +87,14 @@ class PoolResidency:
 
 
 class Follower:
-    """Folds the responses of one stream into whole states."""
+    """Folds the responses of one stream into whole states, or of several, each of which is `begun`."""
 
     def __init__(self) -> None:
         self._adapters: dict[str, AdapterResidency] = {}
+        self._is_in_snapshot = False
+
+    def begun(self) -> None:
+        """Notes that the next response is the first of a stream: the one before may have ended amid a state."""
         self._is_in_snapshot = False
 
     def take(self, response: pb.WatchResidencyResponse) -> PoolResidency | None:

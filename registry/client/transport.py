@@ -68,6 +68,14 @@ Listing = TypeVar(
 )
 
 
+def _nothing() -> None:
+    """Does nothing."""
+
+
+def _is_over(patience_seconds: float | None, since: float) -> bool:
+    return patience_seconds is not None and time.monotonic() - since >= patience_seconds
+
+
 def _open(address: str, pem: Pem | None) -> grpc.aio.Channel | RelayedChannel | LoopedChannel:
     """A channel to HOST:PORT, for the event loop that runs; None: without TLS."""
     if is_of_other_process():
@@ -196,14 +204,21 @@ class AdminCalls:
             running.cancel()
 
     async def follow(
-        self, method: AdminMethod[Request, Reply], request: Request, patience_seconds: float | None = None
+        self,
+        method: AdminMethod[Request, Reply],
+        request: Request,
+        patience_seconds: float | None = None,
+        begun: Callable[[], None] = _nothing,
     ) -> AsyncGenerator[Reply, None]:
         """Answers without end: a stream that ends or breaks is begun again, also where its token ends.
+
+        One that is a call too many is begun after the time that the service asks for.
 
         Args:
             method: of the admin API.
             request: sent at each beginning.
             patience_seconds: how long no stream may stand; None: for ever.
+            begun: called before each stream: the next answer is its first.
 
         Raises:
             Unavailable: the patience is at an end.
@@ -211,18 +226,22 @@ class AdminCalls:
         """
         failures, broken_at = 0, 0.0
         while True:
+            begun()
+            asked_seconds = 0.0
             try:
                 async with aclosing(self.stream(method, request)) as answers:
                     async for answer in answers:
                         failures = 0
                         yield answer
-            except Unavailable:
-                self._renew()
-                if failures and patience_seconds is not None and time.monotonic() - broken_at >= patience_seconds:
+            except (Unavailable, ResourceExhausted) as error:
+                asked = _asked_pause(error) if isinstance(error, ResourceExhausted) else 0.0
+                if asked is None or (failures and _is_over(patience_seconds, broken_at)):
                     raise
+                asked_seconds = asked
+                self._renew()
             broken_at = broken_at if failures else time.monotonic()
             failures += 1
-            await asyncio.sleep(REPEAT.delay(failures, random.uniform))
+            await asyncio.sleep(max(asked_seconds, REPEAT.delay(failures, random.uniform)))
 
     async def residency_now(self, request: pb.WatchResidencyRequest) -> list[pb.WatchResidencyResponse]:
         """Residency at this moment: the first whole state of the stream, in its parts.

@@ -17,6 +17,7 @@ from registry.cli.failure import CliError, CommandFailure
 from registry.cli.rollout import FollowedRollout, RolloutTarget, describe, follow_all
 from registry.cli.views.messages import outcome_name, result_dict, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
+from registry.client.adapters import revision_of
 from registry.lora.text import printable
 from registry.model.messages import Plain
 from registry.v1 import registry_pb2 as pb
@@ -32,7 +33,7 @@ def print_table(printer: Printer, outcomes: Sequence[Outcome], *, dry_run: bool)
     applied = [one for one in outcomes if isinstance(one, Applied)]
     printer.table(_TITLES, (_row(result) for one in applied for result in one.response.results))
     note = "dry run, nothing was changed; " if dry_run else ""
-    printer.lines(f"{note}revision {one.response.revision}, request id {one.response.request_id}" for one in applied)
+    printer.lines(f"{note}revision {revision_of(one.response)}, request id {one.response.request_id}" for one in applied)
     if len(outcomes) > 1:
         printer.lines([f"{len(applied)} of {len(outcomes)} transactions applied"])
     printer.lines(_canaries_first(result) for one in applied for result in one.response.results if _begins(result))
@@ -49,7 +50,7 @@ def print_plain(
         return
     value: Plain = {
         "request_id": outcomes[0].batch.request_id,
-        "revision": max((one.response.revision for one in outcomes if isinstance(one, Applied)), default=None),
+        "revision": max((revision_of(one.response) for one in outcomes if isinstance(one, Applied)), default=None),
         "dry_run": dry_run,
         "results": [result_dict(result) for result in results],
         "transactions": [_transaction(one) for one in outcomes],
@@ -81,7 +82,7 @@ def _transaction(outcome: Outcome) -> Plain:
     }
     match outcome:
         case Applied():
-            return {**about, "revision": outcome.response.revision, "error": None}
+            return {**about, "revision": revision_of(outcome.response), "error": None}
         case NotApplied():
             return {**about, "revision": None, "error": outcome.failure.as_dict()}
 

@@ -31,7 +31,7 @@ from registry.client.credentials import TokenSource
 from registry.client.publication import fitting
 from registry.client.residency import Follower, Residence
 from registry.client.transport import AdminCalls
-from registry.model.errors import NotFound, PermissionDenied, Unavailable
+from registry.model.errors import NotFound, PermissionDenied, ResourceExhausted, Unavailable
 from registry.v1 import registry_pb2 as pb
 
 CALL_SECONDS = 30.0
@@ -220,9 +220,10 @@ class RolloutCalls:
         awaited = {
             by.replica for by in told if (by.state, by.generation) == (pb.RolloutReplica.SERVING, one.generation)
         }
-        responses = self._calls.follow(api.WATCH_RESIDENCY, pb.WatchResidencyRequest(pool=one.pool, name=one.name), 0.0)
         follower, serving = Follower(), list[Residence]()
-        with suppress(TimeoutError, NotFound, PermissionDenied, Unavailable):
+        asked = pb.WatchResidencyRequest(pool=one.pool, name=one.name)
+        responses = self._calls.follow(api.WATCH_RESIDENCY, asked, 0.0, follower.begun)
+        with suppress(TimeoutError, NotFound, PermissionDenied, ResourceExhausted, Unavailable):
             async with asyncio.timeout(LOOK_SECONDS), aclosing(responses):
                 async for response in responses:
                     if (state := follower.take(response)) is None:

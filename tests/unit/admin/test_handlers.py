@@ -10,6 +10,7 @@ import pytest
 import structlog.testing
 from grpc import StatusCode
 
+from registry.client.adapters import revision_of
 from registry.model.errors import Internal, Reason
 from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.store.reader import Reader
@@ -174,6 +175,24 @@ async def test_who_watches_one_adapter_hears_of_no_other(served):
     await replicas.says("r1", served.etcd.store.revision)
     told = await following
     assert [part.state for part in told.adapters[0].replicas] == [pb.RolloutReplica.SERVING]
+    await answers.aclose()
+
+
+@served
+async def test_the_revision_of_what_was_so_already_is_one_that_followers_come_to(served):
+    """A request may ask for what was published at it, and nothing of the pool happens at that of the reply."""
+    await served.make_pool()
+    await served.call("ApplyAdapters", change_set(put("a"), put("b")))
+    answers = served.watch("WatchResidency", pb.WatchResidencyRequest(pool="p"))
+    first = await anext(answers)
+    same = await served.call("ApplyAdapters", change_set(put("a"), put("b"), request_id="again"))
+    assert same.revision == served.etcd.store.revision > first.revision
+    following = asyncio.ensure_future(anext(answers))
+    await asyncio.sleep(5)
+    assert not following.done()
+    assert revision_of(same) <= first.revision
+    other = await served.call("ApplyAdapters", change_set(put("a"), put("b", "file:///b/v2")))
+    assert revision_of(other) == other.revision == (await following).revision
     await answers.aclose()
 
 

@@ -80,6 +80,19 @@ def unchanged(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
     return answer
 
 
+@pytest.mark.parametrize(("etag", "revision"), [("5", 5), ("", 7)])
+def test_where_nothing_changed_the_revision_is_that_of_the_last_change(registry, admin, etag, revision):
+    """So that a picker that follows the pool comes to it; a service that tells no etag is believed as it is."""
+
+    def answer(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+        answer = unchanged(request)
+        answer.results[0].adapter.etag = etag
+        return answer
+
+    admin.answers["ApplyAdapters"] = [answer]
+    assert registry.publish("s3://b/a", "a", "p").revision == revision
+
+
 def test_a_retry_asks_for_the_same_again_of_one_replica_or_all(registry, admin):
     """S5: it changes nothing, and takes nothing away that was changed meanwhile."""
     spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"), priority=7)

@@ -179,8 +179,9 @@ def test_who_waited_is_told_by_which_name_and_where_it_is_served(registry, admin
     admin.requests.clear()
     made = registry.publish("s3://b/a", "a", "p", wait=False)
     assert (made.model, made.engine_urls, len(admin.asked("WatchResidency"))) == ("", (), 0)
-    admin.answers["WatchResidency"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")]
-    assert registry.publish("s3://b/a", "a", "p").model == ""
+    for code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        admin.answers["WatchResidency"] = [Refusal(code)]
+        assert registry.publish("s3://b/a", "a", "p").model == ""
     admin.answers["WatchResidency"] = [Refusal(grpc.StatusCode.INTERNAL, "INTERNAL")]
     with pytest.raises(RegistryError) as failed:
         registry.publish("s3://b/a", "a", "p")

@@ -136,6 +136,8 @@ def told(name: str, revision: int, **fields: bool) -> pb.WatchResidencyResponse:
 
 REFUSED = Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND")
 BROKEN = Refusal(grpc.StatusCode.UNAVAILABLE)
+TOO_LARGE = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED)
+BUSY = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", metadata={RETRY_AFTER: "3"})
 ODD = [["a"], [], [BROKEN], ["b", "c", BROKEN], [BROKEN], ["d", REFUSED]]
 
 
@@ -165,6 +167,42 @@ async def test_a_stream_is_begun_again_with_patience(admin, clock, calls, patien
     with pytest.raises(NotFound if REFUSED in scripts[-1] else Unavailable):
         await read()
     assert (found, clock.pauses) == ([*names], pauses)
+
+
+@pytest.mark.parametrize(
+    ("patience", "scripts", "names", "pauses"),
+    [
+        (None, [[BUSY], [BUSY], ["a"], [REFUSED]], "a", [3.0, 3.0, 0.2]),
+        (1.0, [[BUSY], [BUSY]], "", [3.0]),
+        (None, [["a"], [TOO_LARGE]], "a", [0.2]),
+    ],
+)
+async def test_a_stream_that_is_a_call_too_many_is_begun_when_the_service_says(
+    admin, clock, calls, patience, scripts, names, pauses
+):
+    """As a call is; what is refused for good, as for its size, is told."""
+    streams(admin, clock, *scripts)
+    found: list[str] = []
+    with pytest.raises(NotFound if REFUSED in scripts[-1] else ResourceExhausted):
+        async for one in calls.follow(api.WATCH_RESIDENCY, pb.WatchResidencyRequest(), patience):
+            found.append(one.adapters[0].name)  # noqa: PERF401 - what came before an error, too
+    assert (found, clock.pauses) == ([*names], pauses)
+
+
+async def test_a_state_that_broke_off_is_no_part_of_the_next_one(admin, clock, address):
+    """R24: a reader that stays connected ends equal to etcd, whatever is gone when it connects again."""
+    gone, there = (told(name, 1, snapshot=True, more=name == "gone") for name in ("gone", "there"))
+    streams(admin, clock, [gone, BROKEN], [there, Hold()])
+    listed = [
+        pb.WatchAdaptersResponse(events=[pb.AdapterEvent(put=pb.Adapter(name=name))], snapshot=True, more=name == "gone")
+        for name in ("gone", "there")
+    ]
+    admin.answers["WatchAdapters"] = [[listed[0], BROKEN], [listed[1], Hold()]]
+    async with AsyncRegistry(address) as registry:
+        async with aclosing(registry.residency("p")) as states:
+            assert [*(await anext(states)).adapters] == ["there"]
+        async with aclosing(registry.watch("p")) as listings:
+            assert [one.name for one in (await anext(listings)).adapters] == ["there"]
 
 
 async def test_where_adapters_are_now_is_the_first_whole_state(admin, clock, calls):
