@@ -33,7 +33,9 @@ def print_table(printer: Printer, outcomes: Sequence[Outcome], *, dry_run: bool)
     applied = [one for one in outcomes if isinstance(one, Applied)]
     printer.table(_TITLES, (_row(result) for one in applied for result in one.response.results))
     note = "dry run, nothing was changed; " if dry_run else ""
-    printer.lines(f"{note}revision {revision_of(one.response)}, request id {one.response.request_id}" for one in applied)
+    printer.lines(
+        f"{note}revision {revision_of(one.response)}, request id {one.response.request_id}" for one in applied
+    )
     if len(outcomes) > 1:
         printer.lines([f"{len(applied)} of {len(outcomes)} transactions applied"])
     printer.lines(_canaries_first(result) for one in applied for result in one.response.results if _begins(result))

@@ -157,7 +157,8 @@ def test_an_answer_is_not_the_last_while_the_pool_of_the_name_is_behind():
         "model_not_found",
     ]
     last = picked("nobody", ahead, least_revision=20)
-    assert isinstance(last, Denied) and not last.is_behind
+    assert isinstance(last, Denied)
+    assert not last.is_behind
 
 
 states = st.sampled_from([State.SERVING, State.SERVING, State.PENDING, State.FAILED])
