@@ -208,11 +208,11 @@ class KeySets:
 
     def __init__(self, fetch: Fetch | None = None) -> None:
         self._fetch = fetch or fetched
-        self._held: dict[str, _Held] = {}
+        self._held: dict[tuple[str, frozenset[str]], _Held] = {}  # by address, and algorithms of the keys that are kept
 
     async def key_of(self, issuer: Issuer, key_id: str) -> jwt.PyJWK | None:
         """The key of an id; None: the issuer has none, or cannot be asked."""
-        held = self._held.setdefault(issuer.jwks, _Held())
+        held = self._held.setdefault((issuer.jwks, frozenset(issuer.algorithms)), _Held())
         known = held.keys.get(key_id)
         if known and held.lock.locked() and asyncio.get_running_loop().time() - held.read_at < GOOD_SECONDS:
             return known  # somebody asks the issuer, which may hang: nobody else waits for that

@@ -53,7 +53,8 @@ class FleetReplica:
         leaving: it drains: nothing is placed on it, and routers leave it out.
         host: the same for all replicas of one host; empty: not known.
         started_at: when its sidecar started, RFC 3339.
-        status: its report, as ``/status`` of its sidecar shows it; empty: it has not reported yet.
+        status: its report, as ``/status`` of its sidecar shows it; empty: it has not reported yet, or nothing that can be
+            read.
     """
 
     name: str
@@ -152,18 +153,29 @@ def pool_of(wire: pb.Pool) -> RegisteredPool:
 
 def replica_of(wire: pb.Replica) -> FleetReplica:
     """A replica from its message."""
-    status = json.loads(wire.status_json) if wire.status_json else {}
+    status = _status(wire.status_json)
+    engine = status.get("engine")
+    url = engine.get("url") if isinstance(engine, dict) else ""
     return FleetReplica(
         name=wire.name,
         pool=wire.pool,
         labels=MappingProxyType(dict(wire.labels)),
-        engine_url=wire.engine_url or ("" if wire.withheld_engine_url else status.get("engine", {}).get("url", "")),
+        engine_url=wire.engine_url or ("" if wire.withheld_engine_url or not isinstance(url, str) else url),
         version=wire.version,
         leaving=wire.leaving,
         host=wire.host,
         started_at=wire.started_at,
         status=MappingProxyType(status),
     )
+
+
+def _status(text: str) -> dict[str, Any]:
+    """A report; empty where it is none: one replica that tells nonsense is no reason to tell of no other."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def replicas_of(pages: Sequence[pb.ListReplicasResponse]) -> ReplicaListing:

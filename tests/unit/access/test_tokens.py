@@ -235,6 +235,18 @@ async def test_the_last_good_keys_count_for_an_hour_where_an_issuer_is_down_or_l
 
 
 @virtual
+async def test_two_issuers_may_have_their_keys_at_one_address():
+    """A1 named: the keys that the one may not use are not taken from the other."""
+    one = issuer(algorithms=["ES256"])
+    other = issuer(issuer="https://other", prefix="other:", algorithms=["RS256"])
+    world = World(one, other, keys=[public("ES256", EC, "ec"), public("RS256", RSA, "rsa")])
+    for turn in range(2):
+        assert await world.tokens.verify(signed(key_id="ec", jti=str(turn)))
+        assert await world.tokens.verify(signed(RSA, "RS256", "rsa", iss="https://other", jti=str(turn)))
+    assert world.asked == 2
+
+
+@virtual
 async def test_nobody_waits_for_an_issuer_that_hangs_whose_key_is_known():
     """A1 named: a stranger who names an unknown key every ten seconds would hold up all new tokens."""
     world = World()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,9 @@ def test_fleets_are_told_with_each_of_their_fields():
     assert live == FleetReplica(**about, leaving=True, engine_url="http://e", status={"engine": {"url": "http://e"}})
     withheld = pb.Replica(status_json=status, withheld_engine_url="http://e")
     assert [replica_of(one).engine_url for one in (withheld, pb.Replica(), pb.Replica(engine_url="u"))] == ["", "", "u"]
+    for said in ("{", "[]", "null", '{"engine": null}', '{"engine": {"url": 7}}', "[" * 100_000):
+        odd = replica_of(pb.Replica(name="r", status_json=said))
+        assert (odd.name, odd.engine_url, isinstance(odd.status, Mapping)) == ("r", "", True), said
     last = pb.ListReplicasResponse(missing=[pb.MissingReplica(name="m")], lacking=2)
     listing = replicas_of([pb.ListReplicasResponse(replicas=[pb.Replica(name="r")]), last])
     assert ([one.name for one in listing.replicas], listing.missing, listing.lacking) == (["r"], ("m",), 2)
