@@ -53,8 +53,7 @@ class FleetReplica:
         leaving: it drains: nothing is placed on it, and routers leave it out.
         host: the same for all replicas of one host; empty: not known.
         started_at: when its sidecar started, RFC 3339.
-        status: its report, as ``/status`` of its sidecar shows it; empty: it has not reported yet, or nothing that can be
-            read.
+        status: its report, as ``/status`` of its sidecar shows it; empty: it has not reported yet, or no such thing.
     """
 
     name: str
