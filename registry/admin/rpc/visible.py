@@ -120,7 +120,7 @@ def _kept(value: object, is_seen: Callable[[str], bool]) -> object:
 def _names_seen(value: object, is_seen: Callable[[str], bool]) -> bool:
     match value:
         case {"name": str(name)} | [str(name), int()]:
-            return is_seen(name)
+            return bool(name) and is_seen(name)  # without one it is about the whole, as the sentences are
         case {"name": _}:
             return False
     return True

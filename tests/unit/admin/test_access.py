@@ -357,7 +357,9 @@ async def test_a_stream_ends_when_the_file_takes_away_what_its_reader_may_see(se
     following.cancel()
 
 
-@guarded(binding(AccessRole.VIEWER, "ann", ", tenants: [acme]"))
+@guarded(
+    binding(AccessRole.VIEWER, "ann", ", tenants: [acme]") + binding(AccessRole.VIEWER, "bob", ", tenants: [default]")
+)
 async def test_a_status_is_shown_without_others_adapters_and_sentences(served):
     """A2 deny-by-default: statuses name what a replica serves."""
     status = {
@@ -378,7 +380,8 @@ async def test_a_status_is_shown_without_others_adapters_and_sentences(served):
         "note": "",
         "ready": True,
     }
-    for name, seen in (("root", status), ("ann", hers)):
+    nobodys = hers | {"pending": [], "serves": [], "lazy": {"count": 2, "resident": []}, "events": []}
+    for name, seen in (("root", status), ("ann", hers), ("bob", nobodys)):
         call = await call_of("GetReplica", Shown("p", who(name).names), 5, access=served.service.ports.access)
         shown = seen_status(call, pb.Replica(pool="p", name="r", status_json=json.dumps(status)))
         assert json.loads(shown.status_json) == seen
