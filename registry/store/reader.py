@@ -377,8 +377,19 @@ class Reader:
     async def some(self, read: Range, deadline: Deadline) -> RangeResult:
         """The first keys of a range, as many as are asked for and one message takes.
 
-        Values that others than us wrote may have 1.5 MiB each.
+        Of an earlier revision the last of them may be missing without an error, if it was compacted while they were
+        read (etcd#19179): so etcd is asked whether it still keeps that. Of those before the next read tells.
+
+        Raises:
+            FailedPrecondition: etcd no longer keeps the revision.
         """
+        found = await self._some(read, deadline)
+        if read.revision and not found.more:
+            await self._range(Range(read.key, limit=1, revision=read.revision, keys_only=True), deadline)
+        return found
+
+    async def _some(self, read: Range, deadline: Deadline) -> RangeResult:
+        """The same without that question. Values that others than us wrote may have 1.5 MiB each."""
         while read.limit > 1:
             try:
                 return await self._client.range(read, timeout_seconds=deadline.spend())
