@@ -18,6 +18,7 @@ from registry.cli.removal import ask_protected
 from registry.cli.session import WRITE_SECONDS, request_id_or_new, session_of
 from registry.cli.views.columns import POOLS, TENANTS
 from registry.cli.views.output import Item, OutputView, Printer
+from registry.cli.views.report import request_line
 from registry.client import admin_api as api
 from registry.model.errors import Reason, RegistryError
 from registry.model.messages import evidence_message
@@ -27,6 +28,7 @@ from registry.v1 import registry_pb2 as pb
 _NUMBER = re.compile(r"[0-9]{1,9}")
 # Takes back what roles a pool asks for.
 _NO_ROLE = "any"
+ChangeRequest = pb.CreatePoolRequest | pb.UpdatePoolRequest | pb.ConfirmRemovalsRequest | pb.SetTenantRequest
 PoolName = Annotated[str, options.naming(help="Name of the pool.")]
 _BASE_MODEL = options.flag(
     "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
@@ -206,7 +208,7 @@ def create(
     request = pb.CreatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.unary(api.CREATE_POOL, request)
-    print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request)
 
 
 def update(
@@ -242,7 +244,7 @@ def update(
         if before is not None:
             request.update_mask.paths.extend(_changed(before, pool))
         pool = client.unary(api.UPDATE_POOL, request)
-    print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request)
 
 
 def _replace_base(before: pb.BaseShapes, base: pb.BaseShapes) -> None:
@@ -330,17 +332,17 @@ def confirm_removals(
     )
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.unary(api.CONFIRM_REMOVALS, request)
-    print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request)
 
 
-def print_with_request(printer: Printer, view: OutputView[Item], item: Item, request_id: str) -> None:
-    """Prints an item and the id of the request that made it so."""
+def print_with_request(printer: Printer, view: OutputView[Item], item: Item, request: ChangeRequest) -> None:
+    """Prints an item and the id of the request that made it so, or would."""
     if printer.is_plain:
-        printer.plain({**view.plain(item), "request_id": request_id})
+        printer.plain({**view.plain(item), "request_id": request.request_id, "dry_run": request.validate_only})
         return
     printer.item(view, item)
     if printer.is_table:
-        printer.lines([f"request id {request_id}"])
+        printer.lines([request_line(request.request_id, dry_run=request.validate_only)])
 
 
 def delete(
@@ -363,9 +365,10 @@ def delete(
     with session.client(timeout or WRITE_SECONDS) as client:
         revision = client.unary(api.DELETE_POOL, request).revision
     if printer.is_plain:
-        printer.plain({"name": name, "revision": revision, "request_id": request.request_id})
+        values = {"name": name, "revision": revision, "request_id": request.request_id}
+        printer.plain({**values, "dry_run": dry_run})
     elif printer.is_table:
-        printer.lines([f"deleted pool {name}", f"revision {revision}, request id {request.request_id}"])
+        printer.lines([f"deleted pool {name}", request_line(request.request_id, revision, dry_run=dry_run)])
     else:
         printer.lines([name])
 
@@ -397,4 +400,4 @@ def set_tenant(
     )
     with session.client(timeout or WRITE_SECONDS) as client:
         tenant = client.unary(api.SET_TENANT, request)
-    print_with_request(session.printer(), TENANTS, tenant, request.request_id)
+    print_with_request(session.printer(), TENANTS, tenant, request)

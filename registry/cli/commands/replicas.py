@@ -23,6 +23,7 @@ from registry.cli.session import (
 )
 from registry.cli.sidecars import SidecarAccess
 from registry.cli.views.replica_view import ReplicaView, replica_view
+from registry.cli.views.report import request_line
 from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
@@ -159,8 +160,9 @@ def _order(session: Session, request: pb.DrainReplicaRequest, pool: str | None, 
         told = f"replica {name} is to drain" if reply.changed else f"replica {name} drains already"
     if printer.is_plain:
         values = {"name": name, "pool": request.pool, "drain": not request.undrain, "changed": reply.changed}
-        printer.plain({**values, "revision": reply.revision, "request_id": request.request_id})
+        asked = {"request_id": request.request_id, "dry_run": request.validate_only}
+        printer.plain({**values, "revision": reply.revision, **asked})
     elif printer.is_table:
-        printer.lines([told, f"revision {reply.revision}, request id {request.request_id}"])
+        printer.lines([told, request_line(request.request_id, reply.revision, dry_run=request.validate_only)])
     else:
         printer.lines([name])

@@ -32,14 +32,19 @@ def print_table(printer: Printer, outcomes: Sequence[Outcome], *, dry_run: bool)
     """Outcome of each change, then one line for each transaction."""
     applied = [one for one in outcomes if isinstance(one, Applied)]
     printer.table(_TITLES, (_row(result) for one in applied for result in one.response.results))
-    note = "dry run, nothing was changed; " if dry_run else ""
-    printer.lines(
-        f"{note}revision {revision_of(one.response)}, request id {one.response.request_id}" for one in applied
-    )
+    for one in applied:
+        at = revision_of(one.response)
+        printer.lines([request_line(one.response.request_id, at, dry_run=dry_run)])
     if len(outcomes) > 1:
         printer.lines([f"{len(applied)} of {len(outcomes)} transactions applied"])
     printer.lines(_canaries_first(result) for one in applied for result in one.response.results if _begins(result))
     printer.lines(one.failure.line() for one in outcomes if isinstance(one, NotApplied))
+
+
+def request_line(request_id: str, revision: int = 0, *, dry_run: bool) -> str:
+    """Last line about a change: whether it was made, and what it is found by. `revision` 0: not told."""
+    at = f"revision {revision}, " if revision else ""
+    return f"{'dry run, nothing was changed; ' if dry_run else ''}{at}request id {request_id}"
 
 
 def print_plain(

@@ -94,17 +94,20 @@ def test_a_pool_says_how_it_is(cli, admin):
         ("tenant set acme --max-adapters 3", "acme"),
     ],
 )
-def test_changes_of_pools_and_tenants_tell_their_request_id(cli, line, name):
-    """One change can be followed by its request id."""
-    arguments = [*line.split(), "--request-id", "q1"]
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_changes_of_pools_and_tenants_tell_their_request_id(cli, line, name, is_dry):
+    """W9 dry-run: one change can be followed by its request id; one that was only tried is told as such."""
+    arguments = [*line.split(), "--request-id", "q1", *(["--dry-run"] if is_dry else [])]
     told = cli("-o", "json", *arguments).json
-    assert (told["request_id"], told.get("revision", 8)) == ("q1", 8)
+    assert (told["request_id"], told.get("revision", 8), told["dry_run"]) == ("q1", 8, is_dry)
     assert "confirm" not in line or told["removals_confirmed_revision"] == 7
-    assert ("request id q1" in cli(*arguments).out, cli("-o", "name", *arguments).out) == (True, f"{name}\n")
+    last, said = cli(*arguments).lines[-1], "dry run, nothing was changed; "
+    assert (last.endswith("request id q1"), last.startswith(said)) == (True, is_dry)
+    assert cli("-o", "name", *arguments).out == f"{name}\n"
 
 
 def test_an_order_to_a_replica_is_told(cli, admin):
-    """R20 drain: what is so already is said, and no mistake."""
+    """R20 drain, W9 dry-run: what is so already is said, and no mistake; and what was only tried."""
     for changed, drained, undrained in (
         (True, "replica r1 is to drain", "replica r1 is to serve again"),
         (False, "replica r1 drains already", "replica r1 does not drain"),
@@ -113,8 +116,11 @@ def test_an_order_to_a_replica_is_told(cli, admin):
         for verb, told in (("drain", drained), ("undrain", undrained)):
             line = [verb, "r1", "--request-id", "q1"]
             assert cli(*line).out.splitlines() == [told, "revision 8, request id q1"]
+            assert cli(*line, "--dry-run").lines == [told, "dry run, nothing was changed; revision 8, request id q1"]
             whole = {"name": "r1", "pool": "dev", "changed": changed, "revision": 8, "request_id": "q1"}
-            assert cli("-o", "json", *line).json == whole | {"drain": verb == "drain"}
+            for flags in ([], ["--dry-run"]):
+                asked = {"drain": verb == "drain", "dry_run": bool(flags)}
+                assert cli("-o", "json", *line, *flags).json == whole | asked
             assert cli("-o", "name", *line).out == "r1\n"
     for flags, told in (([], "r3 forgotten"), (["--dry-run"], "r3 would be forgotten")):
         line = ["replica", "forget", "r3", "--pool", "dev", *flags]
