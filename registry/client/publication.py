@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -155,19 +155,54 @@ def _put(spec: pb.AdapterSpec, name: str, value: Any) -> None:  # noqa: ANN401 -
     with fitting(name):
         match name:
             case "labels":
-                spec.labels.update(_labels(value or {}))
+                spec.labels.update(_labels(_mapping(value or {}, '{"team": "bi"}')))
             case "canaries":
-                spec.MergeFrom(pb.AdapterSpec(strategy=strategy_of(value) if value is not None else None))
+                spec.MergeFrom(pb.AdapterSpec(strategy=_strategy(value)))
             case "placement":
-                spec.placement.MergeFrom(_placement(**value))
+                spec.placement.MergeFrom(_placement(**_mapping(value, '{"replicas": 2}', {"replicas", "selector"})))
             case "prepare":
-                spec.prepare.MergeFrom(pb.Prepare(**value))
+                spec.prepare.MergeFrom(pb.Prepare(**_prepare(value)))
             case "ttl":
                 spec.MergeFrom(pb.AdapterSpec(ttl_seconds=_seconds(value)))
             case "keep":
                 spec.MergeFrom(pb.AdapterSpec(keep=value))
             case _:
-                setattr(spec, name, value)
+                setattr(spec, name, _text(value) if isinstance(getattr(spec, name), str) else value)
+
+
+def _mapping(value: Any, example: str, known: Collection[str] = ()) -> Mapping[str, Any]:  # noqa: ANN401
+    """A mapping as it is. Raises as `fitting` takes it: it is none, or has a key that is not in `known`."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"write a mapping such as {example}, not {value!r}")
+    if known and (unknown := [key for key in value if key not in known]):
+        raise ValueError(f"{unknown[0]!r} is unknown; known here: {', '.join(sorted(known))}")
+    return value
+
+
+def _text(value: Any) -> str:  # noqa: ANN401
+    """A text as it is. Raises TypeError: it is none."""
+    if not isinstance(value, str):
+        raise TypeError(f"write text, not {value!r}")
+    return value
+
+
+def each_of(values: Sequence[str]) -> Sequence[str]:
+    """A list of texts as it is. Raises TypeError: it is one text, of which each letter would be one."""
+    if isinstance(values, str | bytes):
+        raise TypeError(f"write a list such as [{values!r}], not {values!r}")
+    return values
+
+
+def _strategy(canaries: Any) -> pb.Strategy | None:  # noqa: ANN401
+    if canaries is not None and not isinstance(canaries, Canaries):
+        raise ValueError(f"write Canaries(1), or None, not {canaries!r}")
+    return strategy_of(canaries) if canaries is not None else None
+
+
+def _prepare(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    known = {field.name for field in pb.Prepare.DESCRIPTOR.fields}
+    given = _mapping(value, '{"vision": "drop"}', known)
+    return {key: [*map(_text, each_of(one))] if key == "drop" else _text(one) for key, one in given.items()}
 
 
 def _seconds(ttl: str | float | timedelta | None) -> int | None:
@@ -185,25 +220,28 @@ def _seconds(ttl: str | float | timedelta | None) -> int | None:
 def _placement(
     *, replicas: int | str | Mapping[str, int] = "all", selector: Mapping[str, str] | None = None
 ) -> pb.Placement:
+    selector = _labels(_mapping(selector or {}, '{"zone": "a"}'), "placement.selector")
     if isinstance(replicas, Mapping):
         if replicas.keys() != {"min", "max", "perReplica"}:
             raise ValueError('replicas: use {"min": 2, "max": 8, "perReplica": 50}, a number, or "all"')
         by_load = pb.ByLoad(max=replicas["max"], per_replica=replicas["perReplica"])
         return pb.Placement(replicas=replicas["min"], selector=selector, by_load=by_load)
-    if replicas in {0, ""}:
+    if replicas in ("all", None):
+        return pb.Placement(selector=selector)
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 1 <= replicas < 1 << 32:
         raise ValueError('replicas: use "all", or a whole number from 1 to 10000')
-    return pb.Placement(replicas=0 if replicas == "all" else replicas, selector=selector)  # type: ignore[arg-type]
+    return pb.Placement(replicas=replicas, selector=selector)
 
 
-def _labels(labels: Mapping[Any, Any]) -> Mapping[str, str]:
+def _labels(labels: Mapping[Any, Any], place: str = "labels") -> Mapping[str, str]:
     """The labels as they are. Raises InvalidArgument: one is no text, which is named with its type."""
     for key, value in labels.items():
         if not isinstance(key, str):
             message = f"the name of the label {key!r} is of type {type(key).__name__}; labels have names of text"
-            raise InvalidArgument(Reason.INVALID_FIELD, message, field="labels")
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field=place)
         if not isinstance(value, str):
             message = f"the label {key!r} is of type {type(value).__name__}; labels are text: write {str(value)[:80]!r}"
-            raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"labels.{key}")
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{place}.{key}")
     return labels
 
 

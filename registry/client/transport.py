@@ -354,8 +354,10 @@ def _bearer(token: TokenSource | None, *, is_private: bool) -> BearerToken | Non
     if not is_private:
         message = "a token is sent over TLS or to this host alone, since others could read it; give the service's CA"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field="token")
-    if isinstance(token, TokenCommand) and not token.argv:
-        raise InvalidArgument(Reason.INVALID_FIELD, "the token command is empty", field="token")
+    if isinstance(token, TokenCommand) and (isinstance(token.argv, str) or not token.argv):
+        remedy = "write the program and its arguments as a list: TokenCommand(['gcloud', 'auth', 'token'])"
+        message = f"the token command is {'one text' if token.argv else 'empty'}; {remedy}"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="token")
     return BearerToken(token)
 
 

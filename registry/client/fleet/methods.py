@@ -24,7 +24,7 @@ from registry.client.fleet.values import (
     replicas_of,
     tenant_of_wire,
 )
-from registry.client.publication import fitting
+from registry.client.publication import each_of, fitting
 from registry.v1 import registry_pb2 as pb
 
 _Once = TypeVar(
@@ -113,7 +113,8 @@ class FleetCalls(RolloutCalls):
                 require_digest=require_digest,
                 require_signature=require_signature,
             )
-            pool = pb.Pool(name=name, base_models=base_models, engine=engine, engine_names=engine_names, limits=limits)
+            names = each_of(base_models)
+            pool = pb.Pool(name=name, base_models=names, engine=engine, engine_names=engine_names, limits=limits)
         return pool_of(await self._once(api.CREATE_POOL, pb.CreatePoolRequest(pool=pool), request_id, timeout_seconds))
 
     async def update_pool(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import closing
 from pathlib import Path
@@ -372,6 +373,14 @@ def test_what_is_given_is_sent(registry, admin):
         *(({"expect": {"answers": one}}, "expect") for one in ([{"tokens": [-1.5]}], 3, [{"prompt": ["a"]}])),
         ({"expect": {"answer": []}}, "expect"),
         ({"keep": "many"}, "keep"),
+        *(({name: one}, name) for name in ("placement", "prepare", "canaries", "labels") for one in (1, "all", ["a"])),
+        ({"canaries": {"replicas": 1}}, "canaries"),
+        *(({"placement": {"replicas": one}}, "placement") for one in (-1, True, 1.5)),
+        ({"placement": {"selector": "zone"}}, "placement"),
+        ({"placement": {"selector": {"zone": 1}}}, "placement.selector.zone"),
+        *(({"prepare": {"drop": one}}, "prepare") for one in ("lm_head", b"lm_head", [1])),
+        *(({name: 1}, name) for name in ("description", "credentials", "load", "ttl_from", "base_model")),
+        ({"description": b"text"}, "description"),
         *(({"ttl": one}, "ttl") for one in ("soon", "", True, float("nan"), float("inf"), [1], 1e30)),
     ],
 )
@@ -380,6 +389,7 @@ def test_what_no_message_takes_is_refused_by_name(registry, admin, given, field)
     with pytest.raises(InvalidArgument) as refused:
         registry.publish(**arguments)
     assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, field)
+    assert not re.search("_placement|built-in|argument after", refused.value.message)
     assert admin.asked("ApplyAdapters") == []
 
 

@@ -85,9 +85,12 @@ async def test_a_token_is_shown_to_this_host_alone_without_tls(file, address, tl
     assert refused.value.field == "token"
 
 
-async def test_no_program_is_none():
-    with pytest.raises(InvalidArgument, match="is empty"):
-        AdminCalls("127.0.0.1:1", None, 1.0, token=TokenCommand([]))
+@pytest.mark.parametrize(("argv", "told"), [([], "is empty"), ("", "is empty"), ("gcloud auth token", "is one text")])
+async def test_no_program_is_none(argv, told):
+    """One text is no list of programs of one letter each."""
+    with pytest.raises(InvalidArgument, match=f"{told}; write the program") as refused:
+        AdminCalls("127.0.0.1:1", None, 1.0, token=TokenCommand(argv))
+    assert refused.value.field == "token"
 
 
 async def test_a_stream_whose_token_ends_goes_on_with_a_new_one_once(admin, address, file):

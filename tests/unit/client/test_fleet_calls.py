@@ -42,7 +42,11 @@ def test_pools_are_made_changed_and_deleted(registry, admin):
     admin.answers["CreatePool"] = [Refusal(grpc.StatusCode.ALREADY_EXISTS, "POOL_EXISTS")]
     with pytest.raises(AlreadyExists):
         registry.create_pool("p", ["tiny"])
-    for call in (lambda: registry.create_pool("p", ["t"], max_rank=-1), lambda: registry.update_pool("p", max_rank=-1)):
+    for call in (
+        lambda: registry.create_pool("p", ["t"], max_rank=-1),
+        lambda: registry.create_pool("p", "tiny"),  # no base models t, i, n and y
+        lambda: registry.update_pool("p", max_rank=-1),
+    ):
         with pytest.raises(InvalidArgument) as refused:
             call()
         assert refused.value.field == "pool"
