@@ -15,7 +15,7 @@ from registry.runtime import tracing
 from registry.runtime.engine_drivers import NoDriver
 from registry.runtime.flags import read_settings
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
-from registry.runtime.program import needs_extra, raise_descriptor_limit, spare_collector
+from registry.runtime.program import needs_extra, open_standard_streams, raise_descriptor_limit, spare_collector
 
 with needs_extra("loraplane-sidecar", "sidecar"):
     from registry.runtime.http import CannotListen
@@ -50,6 +50,7 @@ async def _until_signalled(settings: SidecarSettings) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    open_standard_streams()
     settings = read_settings(
         SidecarSettings, program=PROGRAM, summary=SUMMARY, arguments=sys.argv[1:], environment=os.environ
     )

@@ -15,7 +15,7 @@ from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
 from registry.runtime import tracing
 from registry.runtime.flags import read_settings
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
-from registry.runtime.program import needs_extra, raise_descriptor_limit, spare_collector
+from registry.runtime.program import needs_extra, open_standard_streams, raise_descriptor_limit, spare_collector
 
 with needs_extra("loraplane-admin", "server"):
     from registry.admin.server import running
@@ -39,6 +39,7 @@ async def _serve(settings: AdminSettings) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    open_standard_streams()
     settings = read_settings(
         AdminSettings, program=PROGRAM, summary=SUMMARY, arguments=sys.argv[1:], environment=os.environ
     )

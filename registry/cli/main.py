@@ -17,12 +17,12 @@ from registry.cli import options
 from registry.cli.command_tree import ENTRIES, LazyCommand, Root
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.options import form_asked, global_options_first
-from registry.cli.views.output import OUTPUTS, Color, Format, output_of
+from registry.cli.views.output import OUTPUTS, Color, Format, output_of, write_out
 from registry.lora.text import escaped
 from registry.model.errors import Reason
 from registry.runtime import tracing
 from registry.runtime.commands import called, complaint, parameters, version_flag
-from registry.runtime.program import install_remedy, spare_collector
+from registry.runtime.program import install_remedy, open_standard_streams, spare_collector
 from registry.tools.devstack.stack_file import DEFAULT_FOLDER
 
 # What a client is installed without: it reads an adapter's numbers, and speaks with buckets.
@@ -164,13 +164,20 @@ def _report(failure: CommandFailure, first: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
+    open_standard_streams()
     spare_collector()  # before the commands are imported: most of a short run is that
     tracing.start("loraplane", os.environ, lambda why: sys.stderr.write(f"loraplane: no traces: {why}\n"))
+    failure: CommandFailure | None = None
     try:
         code = run(sys.argv[1:])
     except Exception as error:  # noqa: BLE001 - the supervisor: what nobody foresaw is told in one line, too
-        code = _report(_unforeseen(error), global_options_first(sys.argv[1:])[0])
-    sys.stdout.flush()
+        failure = _unforeseen(error)
+    try:
+        write_out("")  # what was written without us, such as a help
+    except CliError as error:
+        failure = error.failure  # that is also why such a writer failed
+    if failure is not None:
+        code = _report(failure, global_options_first(sys.argv[1:])[0])
     tracing.stop()
     sys.exit(code)
 

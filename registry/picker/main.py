@@ -19,7 +19,13 @@ from registry.client.transport import AdminCalls
 from registry.model.errors import InvalidArgument
 from registry.runtime.flags import read_settings
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
-from registry.runtime.program import most_connections, needs_extra, raise_descriptor_limit, spare_collector
+from registry.runtime.program import (
+    most_connections,
+    needs_extra,
+    open_standard_streams,
+    raise_descriptor_limit,
+    spare_collector,
+)
 
 with needs_extra("loraplane-picker", "server"):
     from registry.picker.app import PickerPorts, assemble
@@ -100,6 +106,7 @@ async def _serve(settings: PickerSettings) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    open_standard_streams()
     settings = read_settings(
         PickerSettings, program=PROGRAM, summary=SUMMARY, arguments=sys.argv[1:], environment=os.environ
     )

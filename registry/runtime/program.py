@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 # What is young is looked at more rarely than Python does by itself. What has survived that is looked at soon all the
 # same: errors of calls in flight are cycles, and some hold a connection, which would wait for hours.
 _GC_THRESHOLDS = (10_000, 3, 10)
+
+
+_STANDARD_ERROR = 2
+
+
+def open_standard_streams() -> None:
+    """Opens the standard streams that this process was started without, as by ``>&-``, on nothing.
+
+    Else Python has none there to write to, and the next file or connection gets the descriptor of one, into which
+    libraries write their complaints.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        pass
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the process ends
 
 
 def spare_collector() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,7 @@ from registry.cli import options
 from registry.cli.change.manifest import manifest_schema
 from registry.cli.failure import usage
 from registry.cli.session import session_of
-from registry.cli.views.output import Printer
+from registry.cli.views.output import Printer, write_out
 
 Schema = Mapping[str, Any]
 _KIND = "adapter"
@@ -128,7 +127,7 @@ def _default(schema: Schema) -> dict[str, str]:
 
 def schema() -> None:
     """Print the JSON schema of manifests, for editors."""
-    sys.stdout.write(json.dumps(manifest_schema(), indent=2) + "\n")
+    write_out(json.dumps(manifest_schema(), indent=2) + "\n")
 
 
 def completion(
@@ -141,4 +140,4 @@ def completion(
     completion fish | source.
     """
     script = get_completion_class(shell)(context.find_root().command, {}, "loraplane", "_LORAPLANE_COMPLETE")
-    sys.stdout.write(script.source())
+    write_out(script.source())

@@ -176,32 +176,32 @@ class Printer:
     def plain(self, value: Mapping[str, object]) -> None:
         """Prints a value as YAML where YAML was asked for, else as JSON."""
         if self.form is Format.YAML:
-            self._write(yaml_document(value))
+            write_out(yaml_document(value))
         else:
-            self._write(escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
+            write_out(escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
     def documents(self, values: Iterable[Mapping[str, object]]) -> None:
         """Prints YAML documents, whatever form was asked for."""
         for value in values:
-            self._write(yaml_document(value))
+            write_out(yaml_document(value))
 
     def event(self, value: Mapping[str, object]) -> None:
         """Prints one value of an endless stream: JSON in one line, or a YAML document."""
         if self.form is Format.YAML:
             self.plain(value)
         else:
-            self._write(escaped(json.dumps(value, ensure_ascii=False)) + "\n")
+            write_out(escaped(json.dumps(value, ensure_ascii=False)) + "\n")
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]], dimmed: frozenset[int] = frozenset()) -> None:
         """Prints a table, each row in one line; elsewhere than on a terminal all cells are whole."""
         cells = [[printable(cell) for cell in row] for row in rows]
-        self._write("".join(f"{line}\n" for line in table_lines(titles, cells, self._paper(), dimmed)))
+        write_out("".join(f"{line}\n" for line in table_lines(titles, cells, self._paper(), dimmed)))
 
     def fields(self, fields: Mapping[str, str]) -> None:
         """Prints names and values below each other."""
         width = max(map(len, fields), default=0) + 1
         for name, value in fields.items():
-            self._write(f"{printable(name) + ':':<{width}} {printable(value)}\n")
+            write_out(f"{printable(name) + ':':<{width}} {printable(value)}\n")
 
     def header(self, view: OutputView[Item]) -> None:
         """Prints the titles of the rows of an endless stream, if they have any."""
@@ -232,7 +232,7 @@ class Printer:
         lines = table_lines(tuple(columns), rows, paper, view.dimmed(items[:room]))
         more = f"… and more, of {len(items)} in all" if len(items) > room else ""
         self.console.clear()
-        self._write("".join(f"{line}\n" for line in lines))
+        write_out("".join(f"{line}\n" for line in lines))
         self.lines(one for one in (more, foot) if one)
 
     def fate(self, name: str, change: str) -> None:
@@ -245,7 +245,7 @@ class Printer:
     def lines(self, lines: Iterable[str]) -> None:
         """Prints lines. What anybody wrote, such as a name or a tensor's, has no power over the terminal."""
         for line in lines:
-            self._write(printable(line) + "\n")
+            write_out(printable(line) + "\n")
 
     def _paper(self) -> Paper:
         tty = sys.stdout.isatty()
@@ -257,15 +257,25 @@ class Printer:
         is_terminal = tty and os.environ.get("TERM") != "dumb"
         return not os.environ.get("NO_COLOR") and (is_terminal or any(map(os.environ.get, _LIKE_A_TERMINAL)))
 
-    def _write(self, text: str) -> None:
-        try:
-            sys.stdout.write(text.encode(errors="backslashreplace").decode())  # half of a character is no text
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # Whoever read our output left: end as other programs do, without a word. Not by the signal's default from
-            # the start on: gRPC's threads write to pipes of their own, which nobody may read while a process ends.
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGPIPE)
+
+def write_out(text: str) -> None:
+    """Writes text to standard output at once; ends the process where nobody reads it any more.
+
+    Raises:
+        CliError: it takes no more.
+    """
+    try:
+        sys.stdout.write(text.encode(errors="backslashreplace").decode())  # half of a character is no text
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output left: end as other programs do, without a word. Not by the signal's default from
+        # the start on: gRPC's threads write to pipes of their own, which nobody may read while a process ends.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left, when the process ends
+        what = "what this was to change is changed all the same: loraplane events"
+        raise usage(f"standard output cannot be written: {error.strerror}; write to another place; {what}") from error
 
 
 def _manifests(view: OutputView[Item], items: Sequence[Item]) -> list[Mapping[str, object]]:

@@ -6,7 +6,6 @@ state. While the admin service is out of reach it stays as it is: what it says i
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.session import Session, pool_or_only
 from registry.cli.views.get import note
+from registry.cli.views.output import write_out
 from registry.cli.views.replica_view import ReplicaView, replica_view
 from registry.client import admin_api as api
 from registry.client.residency import Follower, PoolResidency
@@ -51,7 +51,7 @@ def export_config(
             made = export_as(form, [_exported(client, asked, Follower().take(told) or PoolResidency(0, {}))])
             for one in made.notes:
                 note(one)
-            sys.stdout.write(made.text)
+            write_out(made.text)
             return
         _keep(client, form, asked, watch)
 

@@ -15,7 +15,7 @@ from registry.lora.text import printable
 from registry.model.keys import DEFAULT_PREFIX
 from registry.runtime.commands import Group, complaint, flag
 from registry.runtime.flags import complaint_of
-from registry.runtime.program import variable_of
+from registry.runtime.program import open_standard_streams, variable_of
 from registry.runtime.settings import DaemonSettings
 from registry.tools.verify.history import Violation
 
@@ -42,6 +42,7 @@ def fail(program: str, code: int, message: str) -> NoReturn:
 
 def run_program(program: str, app: Group) -> NoReturn:
     """Runs the program and ends the process; a wrong command line is told in one line."""
+    open_standard_streams()
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except click.UsageError as error:

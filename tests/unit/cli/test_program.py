@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -201,6 +202,47 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback(address, admin):
         assert process.wait(timeout=60) == -signal.SIGPIPE
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_change_is_made_without_standard_streams_too(address, admin, streams):
+    """As some supervisors start programs: what is told goes nowhere, and the exit code is that of the change."""
+    line = [
+        "sh",
+        "-c",
+        f'exec "$@" {streams}',
+        "sh",
+        *command(address, "set", "sql", "--pool", "dev", "--priority", "3"),
+    ]
+    admin.answers["GetAdapter"] = [SQL]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "Traceback" in done.stderr, len(admin.asked("ApplyAdapters"))) == (0, False, 1)
+
+
+@pytest.mark.parametrize(
+    "line", ["get pools", "-o json get pools", "delete sql --pool dev", "--help", "explain adapter"]
+)
+def test_an_output_that_is_full_is_no_error_of_ours(address, admin, line):
+    """It is told without a traceback, and that a change was made is not denied."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(address, *line.split()), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "USAGE" in done.stderr
+    assert "standard output cannot be written: No space left on device" in done.stderr
+    assert "is changed all the same" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["schema", "completion bash", "export litellm --pool dev", "get pools"])
+def test_an_output_that_nobody_reads_ends_it_without_a_traceback(address, line):
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        command(address, *line.split()), stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writes)
+    assert (done.returncode, "Traceback" in done.stderr, "error" in done.stderr) == (-signal.SIGPIPE, False, False)
 
 
 def test_a_rollout_on_a_terminal_is_shown_live_and_a_narrow_one_loses_nothing(address, admin):
