@@ -80,13 +80,14 @@ def _is_remote(change: Change) -> bool:
 
 
 def _readable(change: Change) -> Path | None:
-    """The folder of an upsert's adapter, if its files can be read here."""
+    """The folder of an upsert's adapter, if its files can be read here; or if it is here, and has none."""
     if change.wire.WhichOneof("change") != "upsert":
         return None
     folder = folder_of(change.wire.upsert.spec.source.uri)
     if folder is None or not is_here(folder):
         return None
-    return folder if any(os.access(folder / name, os.R_OK) for name in FILES) else None
+    there = [folder / name for name in FILES if os.path.lexists(folder / name)]
+    return folder if not there or any(os.access(file, os.R_OK) for file in there) else None
 
 
 def _check_path(change: Change) -> None:

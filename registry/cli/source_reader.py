@@ -20,6 +20,7 @@ from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.local_adapters import base_of_pool, digest_here, limits_of_pool, look, unfit
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, FileEntry, manifest_digest
+from registry.lora.findings import summary
 from registry.lora.policy import Policy, policy_of
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.lora.text import printable
@@ -284,8 +285,8 @@ def _seen_here(change: Change, folder: Path, pool: pb.Pool, *, force: bool) -> C
             message = f"{asked} is pinned, and {found}: pin that, or give another source, or give --force to go on"
             raise refused(Reason.DIGEST_MISMATCH, message, field=f"{change.place}: spec.source.digest")
         return _noted(change, f"digest is left to the replicas, which serve what has {asked}: {found}")
-    is_whole = _is_whole(change, folder, pool)
-    return _pinned(change, digest) if is_whole and digest is not None else change
+    missing = _missing(change, folder, pool)
+    return _unpinned(change, missing) if missing or digest is None else _pinned(change, digest)
 
 
 def _seen_there(change: Change, pool: pb.Pool, reader: SourceReader, stop: Stop) -> Change:
@@ -298,7 +299,8 @@ def _seen_there(change: Change, pool: pb.Pool, reader: SourceReader, stop: Stop)
             return _unseen(change, error)
         except OSError as error:
             return _unpinned(change, f"it cannot be kept here: {error.strerror}; see TMPDIR")
-        return _pinned(change, digest, uri) if _is_whole(change, Path(folder), pool) else change
+        missing = _missing(change, Path(folder), pool)
+        return _unpinned(change, missing) if missing else _pinned(change, digest, uri)
 
 
 def _unseen(change: Change, error: ArtifactError) -> Change:
@@ -312,7 +314,7 @@ def _unseen(change: Change, error: ArtifactError) -> Change:
 
 
 def _unpinned(change: Change, why: str) -> Change:
-    return _noted(change, f"digest is not pinned: {why}")
+    return _noted(change, f"digest is not pinned: {why or 'its files change while they are read'}")
 
 
 def _noted(change: Change, what: str) -> Change:
@@ -321,8 +323,8 @@ def _noted(change: Change, what: str) -> Change:
     return change
 
 
-def _is_whole(change: Change, folder: Path, pool: pb.Pool) -> bool:
-    """False if the files are still being written.
+def _missing(change: Change, folder: Path, pool: pb.Pool) -> str:
+    """What the files lack that may still be written; empty: nothing.
 
     Raises:
         CliError: they are wrong for good.
@@ -332,7 +334,7 @@ def _is_whole(change: Change, folder: Path, pool: pb.Pool) -> bool:
     for_good = [finding for finding in looked.findings if finding.permanent]
     if for_good:
         raise unfit(f"{change.place}: spec.source.uri", for_good)
-    return not looked.findings
+    return f"{looked.findings[0].reason}: {summary(looked.findings)}" if looked.findings else ""
 
 
 def _pinned(change: Change, digest: str, uri: str | None = None) -> Change:

@@ -53,11 +53,17 @@ def test_what_is_not_there_yet_is_left_to_the_replicas(cli, admin, pool, manifes
     with monkeypatch.context() as patched:
         patched.setattr("registry.cli.source_reader.digest_here", Mock(side_effect=usage(f"{folder} changed")))
         ran = cli(*add)
-        assert (ran.code, ran.err, sent(admin)) == (0, "", [""])
+        told = "note: add: its digest is not pinned: its files change while they are read\n"
+        assert (ran.code, ran.err, sent(admin)) == (0, told, [""])
     (Path(folder) / "adapter_model.safetensors").unlink()
     ran = cli(*add, *(["--digest", digest] if digest else []))
     assert (ran.code, sent(admin)) == (0, ["", digest])
     assert (f"serve what has {digest}: what lies here is not whole" in ran.err) is bool(digest)
+    lacks = "its digest is not pinned: source_incomplete: adapter_model.safetensors: found no such file"
+    assert (lacks in ran.err) is (not digest)
+    (tmp_path / "bare").mkdir()  # as of a folder that was mistyped
+    ran = cli("add", "sql", "--source", str(tmp_path / "bare"))
+    assert (ran.code, "its digest is not pinned: source_incomplete: adapter_config.json: found" in ran.err) == (0, True)
     admin.answers["GetAdapter"] = [pb.Adapter(name="sql", pool="dev", spec=change("s3://b").wire.upsert.spec)]
     for command in ("add", "set"):
         for source, code in (("/none-such/deeper/a", 4), ("file:///none-such/deeper/a", 0)):
@@ -254,8 +260,9 @@ def test_what_is_here_is_looked_at_where_it_is_what_is_elsewhere_is_fetched_and_
     admin.requests.clear()
     whole, half, empty = (f"file://{folders}/{name}" for name in ("whole", "half", "empty"))
     given = (change("s3://b/a"), change(half, "other"), change(empty), change("hf://a/b@c"))
-    here, there = [(whole, folders / "whole"), (half, folders / "half")], [("s3://b/a", None), ("hf://a/b@c", None)]
-    assert looks(change(whole), DELETION, *given) == [here[0], there[0], here[1], there[1]]
+    here = [(f"file://{folders}/{name}", folders / name) for name in ("whole", "half", "empty")]
+    there = [("s3://b/a", None), ("hf://a/b@c", None)]
+    assert looks(change(whole), DELETION, *given) == [here[0], there[0], *here[1:], there[1]]
     assert sorted(one.name for one in admin.asked("GetPool")) == ["dev", "other"]
 
 
