@@ -18,6 +18,8 @@ from sidecar.report.events import EventKind, EventRing
 
 # Whoever asks more often gets the same again, so that nobody makes the sidecar press its engine.
 FRESH_SECONDS = 1.0
+# Below what `loraplane top` waits for: of an engine that hangs it has to hear from us, or it takes us for lost.
+ENGINE_SECONDS = 3.0
 _COUNTED = {"loads": EventKind.LOADED, "swaps": EventKind.SWAPPED, "evictions": EventKind.EVICTED}
 
 
@@ -47,8 +49,8 @@ class ReplicaActivity:
     async def read(self) -> dict[str, object]:
         """The newest answer. Of a drain it is of this moment.
 
-        `drain` None: it does not drain. `engine` None: it is out of reach. `calls`: those that succeeded since the
-        sidecar began. `adapters`: what is loaded or was used, with what the ring still knows of each;
+        `drain` None: it does not drain. `engine` None: it is out of reach, or hangs. `calls`: those that succeeded
+        since the sidecar began. `adapters`: what is loaded or was used, with what the ring still knows of each;
         `last_used_seconds` None: never, or not known; `requests`: ended since it was loaded, None: not known.
         """
         async with self._lock:
@@ -61,8 +63,9 @@ class ReplicaActivity:
 
     async def _ask(self) -> dict[str, object]:
         try:
-            activity: EngineActivity | None = await self._engine.activity()
-        except EngineError:
+            async with asyncio.timeout(ENGINE_SECONDS):
+                activity: EngineActivity | None = await self._engine.activity()
+        except (EngineError, TimeoutError):
             activity = None
         numbers = asdict(activity) if activity else {}
         used, requests = numbers.pop("last_used", None) or {}, numbers.pop("adapter_requests", None)

@@ -23,7 +23,7 @@ from registry.model.messages import Plain
 from registry.residency.standing import StandingCounts
 
 _ASKED_AT_ONCE = 16
-_ASK_SECONDS = 5.0
+ASK_SECONDS = 5.0
 
 
 def top(
@@ -45,7 +45,7 @@ def top(
     Of an adapter, loads, swaps and evictions are those that sidecars still remember. Its REQUESTS (ended since it was
     loaded where it is now) and LAST USED need vLLM with the plugin: engines count requests by replica alone.
     """
-    session, seconds = session_of(context), timeout or _ASK_SECONDS
+    session, seconds = session_of(context), timeout or ASK_SECONDS
     shown = SidecarAccess(session.shown_tls, sidecar_token_file)
     asks: dict[str, Callable[[], Plain]]
     counts: dict[str, StandingCounts] = {}

@@ -19,7 +19,7 @@ class BusyReplica:
     """Work of a replica; None: nobody there says. `counts`: adapters that it serves by residency; None: not known."""
 
     name: str
-    loaded: int
+    loaded: int | None
     running: int | None
     waiting: int | None
     requests: int | None
@@ -55,9 +55,10 @@ def replica_row(said: Plain, counts: Mapping[str, StandingCounts] | None = None)
     engine = _dict(said.get("engine"))
     loads, load_seconds = _calls(said, "load")
     swaps, swap_seconds = _calls(said, "swap")
+    loaded = sum(1 for one in _adapters(said) if one.get("loaded") is True)
     return BusyReplica(
         name,
-        sum(1 for one in _adapters(said) if one.get("loaded") is True),
+        loaded if engine or loaded else None,  # of an engine out of reach nobody knows that it lists nothing
         _count(engine.get("running")),
         _count(engine.get("waiting")),
         _count(engine.get("requests")),
@@ -127,7 +128,7 @@ REPLICAS: OutputView[BusyReplica] = OutputView(
     columns={
         "REPLICA": lambda one: one.name,
         "SERVED": lambda one: one.counts.share if one.counts is not None else "-",
-        "LOADED": lambda one: str(one.loaded),
+        "LOADED": lambda one: cell(one.loaded),
         "RUNNING": lambda one: cell(one.running),
         "WAITING": lambda one: cell(one.waiting),
         "REQUESTS": lambda one: cell(one.requests),

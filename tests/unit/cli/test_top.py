@@ -171,6 +171,7 @@ def test_what_a_call_takes_on_average(calls, loads, seconds):
     counts = {0: 0, 3: 3, -1: None, 2**63: None, 2**63 - 1: 2**63 - 1, 1.5: None}
     assert {one: replica_row({"engine": {"requests": one}}).requests for one in counts} == counts
     assert replica_row({"engine": {"requests": True}}).requests is None, "X2: whatever answers there"
+    assert [replica_row({"engine": one, "adapters": []}).loaded for one in (ENGINE, None)] == [0, None], "not known"
 
 
 def test_adapters_come_the_last_used_first_and_then_by_name():
@@ -184,7 +185,7 @@ def test_adapters_come_the_last_used_first_and_then_by_name():
     told = [f"{one.name} {' '.join(one.replicas)} {one.last_used_seconds}" for one in rows]
     assert told == ["c r1 r2 1.0", "b r1 5.0", "d r2 5.0", "a r1 None", "z r1 None"]
     assert (rows[0].requests, rows[0].loads, rows[0].evictions) == (None, 0, 0)
-    assert (adapter_rows([{"adapters": {}}]), replica_row({"adapters": 7}).loaded) == ([], 0)
+    assert (adapter_rows([{"adapters": {}}]), replica_row({"adapters": 7}).loaded) == ([], None)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import pytest
 
+from registry.cli.commands import top
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
 from sidecar.engines.driver import EngineUnreachable
@@ -19,6 +20,7 @@ from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
 from sidecar.report.status import ReplicaIdentity
+from tests.simulation.loop import virtual
 from tests.support.worlds import observed
 from tests.unit.report.test_events import PLAN
 from tests.unit.report.test_status import situation
@@ -132,6 +134,17 @@ async def test_an_engine_out_of_reach_is_told_and_no_engine_is_pressed():
     scene.clock.seconds[0] += 0.002
     await scene.activity.read()
     assert scene.engine.times == 2
+
+
+@virtual
+async def test_an_engine_that_hangs_is_told_before_those_who_ask_give_up():
+    """R18: `loraplane top` and a drain would take the sidecar for lost; those who come meanwhile wait no longer."""
+    scene = Scene()
+    scene.engine.activity = asyncio.Event().wait  # type: ignore[assignment]
+    began = asyncio.get_running_loop().time()
+    answers = await asyncio.gather(*(scene.activity.read() for _ in range(8)))
+    assert [one["engine"] for one in answers] == [None] * 8
+    assert asyncio.get_running_loop().time() - began < top.ASK_SECONDS - 1
 
 
 async def test_a_fault_of_our_own_is_no_engine_out_of_reach(monkeypatch):
