@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from registry.cli.failure import CliError, failure_of, usage
+from registry.cli.failure import ChangeInterrupted, CliError, failure_of, usage
 from registry.client import admin_api as api
 from registry.client.address import RESOLVED, Tls
 from registry.client.admin_api import AdminMethod, Reply, Request
@@ -187,10 +187,16 @@ class AdminClient(BlockingClient[AdminCalls]):
     def unary(self, method: AdminMethod[Request, Reply], request: Request) -> Reply:
         """The answer to a call."""
         request_id = str(getattr(request, "request_id", ""))
-        if request_id and self._before_change is not None and not getattr(request, "validate_only", False):
+        is_change = bool(request_id) and not getattr(request, "validate_only", False)
+        if is_change and self._before_change is not None:
             self._before_change()
             self._before_change = None
-        return self._run(partial(self._client.unary, method, request, repeats=self._repeats), request_id)
+        try:
+            return self._run(partial(self._client.unary, method, request, repeats=self._repeats), request_id)
+        except KeyboardInterrupt as interrupt:
+            if is_change:
+                raise ChangeInterrupted(request_id) from interrupt
+            raise
 
     def pages(self, method: AdminMethod[Listing, Page], request: Listing | None = None) -> Iterator[Page]:
         """All pages of a listing; `request` None: of all that there is."""

@@ -97,6 +97,15 @@ class CliError(Exception):
         self.failure = failure
 
 
+class ChangeInterrupted(KeyboardInterrupt):
+    """An interrupt while a change is under way: nobody here knows whether it is made."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        told = f"interrupted before the answer; loraplane events --request {request_id} tells whether it is made"
+        self.failure = CommandFailure(Exit.INTERRUPTED, Reason.OUTCOME_UNKNOWN, told, request_id=request_id)
+
+
 def usage(message: str) -> CliError:
     """The command line itself is wrong."""
     return CliError(CommandFailure(Exit.USAGE, Reason.USAGE, message))

@@ -15,7 +15,7 @@ import click
 
 from registry.cli import options
 from registry.cli.command_tree import ENTRIES, LazyCommand, Root
-from registry.cli.failure import CliError, CommandFailure, Exit, usage
+from registry.cli.failure import ChangeInterrupted, CliError, CommandFailure, Exit, usage
 from registry.cli.options import form_asked, global_options_first
 from registry.cli.views.output import OUTPUTS, Color, Format, output_of, write_out
 from registry.lora.text import escaped
@@ -150,8 +150,9 @@ def run(arguments: Sequence[str]) -> int:
         if error.name not in _OF_FILES:
             raise
         return _report(usage(install_remedy(error, "files")).failure, first)
-    except (click.Abort, KeyboardInterrupt):
-        return Exit.INTERRUPTED
+    except (click.Abort, KeyboardInterrupt) as interrupt:
+        cause = interrupt.__cause__ or interrupt
+        return _report(cause.failure, first) if isinstance(cause, ChangeInterrupted) else Exit.INTERRUPTED
 
 
 def _report(failure: CommandFailure, first: Sequence[str]) -> int:

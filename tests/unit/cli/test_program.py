@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -165,6 +166,31 @@ def test_an_interrupt_ends_it_at_once_without_a_traceback(address, admin, argume
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_an_interrupted_change_says_how_to_see_whether_it_is_made(address, admin, dry):
+    """W8 no-false-fail: it is on its way, and the id of its request is lost with the command."""
+    came, ended = threading.Event(), threading.Event()
+
+    def asked(request: pb.SetTenantRequest) -> pb.Tenant:
+        came.set()
+        ended.wait(60)
+        return request.tenant
+
+    admin.answers["SetTenant"] = [asked]
+    line = command(address, "-o", "json", "tenant", "set", "acme", "--max-adapters", "3", "--request-id", "q1", *dry)
+    with child(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert came.wait(60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        ended.set()
+    assert (process.returncode, out) == (130, "")
+    assert (err == "") is bool(dry)
+    if not dry:
+        told = json.loads(err)["error"]
+        assert (told["reason"], told["request_id"], told["exit_code"]) == ("OUTCOME_UNKNOWN", "q1", 130)
+        assert "loraplane events --request q1 tells" in told["message"]
 
 
 _WRITES_TO_ITSELF = """
