@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -22,8 +23,10 @@ def write_whole(file: Path, content: bytes, *, mode: int = 0o600) -> None:
         mode: who may read and write it, whatever the umask; else its owner alone.
 
     Raises:
-        OSError: it cannot be written; what it held is as it was.
+        OSError: it cannot be written, or is there and neither a file nor a folder; what it held is as it was.
     """
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise FileExistsError(errno.EEXIST, "it is a device or a pipe, which is not replaced", str(file))
     written = file.with_name(f".{file.name}.new")
     written.unlink(missing_ok=True)
     try:

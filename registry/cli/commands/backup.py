@@ -54,6 +54,8 @@ def backup(
     Statuses, presences, audit records and the answers to requests are not in it.
     """
     session = session_of(context)
+    if str(file) == "-":
+        raise usage("a backup is written whole or not at all, so not to standard output; name a file")
     if os.path.lexists(file) and not force:
         raise usage(f"{file} is there already; choose another name, or give --force")
     with session.client(timeout or READ_SECONDS) as client:

@@ -35,6 +35,8 @@ def format_asked(names: Sequence[str] | None, watch: Path | None) -> ExportForma
         CliError: a file is to be kept, and no format is named.
     """
     found = [one for one in ExportFormat if [one] == list(names or ())]
+    if watch == Path("-"):
+        raise usage("--watch -: it replaces a file at each change; name one, or leave it out for standard output")
     if not found and watch is not None:
         raise usage(f"--watch: name one format: loraplane export {'|'.join(ExportFormat)} --watch FILE")
     return found[0] if found else None

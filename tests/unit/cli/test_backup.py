@@ -376,6 +376,13 @@ def test_backup_writes_for_its_owner_and_over_nothing(cli, admin, store, tmp_pat
     for name in ("b.jsonl", "link.jsonl"):
         ran = cli("backup", name)
         assert (ran.code, f"{name} is there already" in ran.err, admin.requests) == (2, True, [])
+    for flags in ([], ["--force"]):  # no file of that name, which whoever wrote `| gzip` would not find
+        ran = cli("backup", "-", *flags)
+        assert (ran.code, "not to standard output; name a file" in ran.err, admin.requests) == (2, True, [])
+    os.mkfifo(tmp_path / "pipe")  # as what /dev/stdout leads to
+    ran = cli("backup", "pipe", "--force")
+    assert (ran.code, "it is a device or a pipe, which is not replaced" in ran.err) == (2, True)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 MISPLACED: dict[str, tuple[pb.StoredRecord, str]] = {

@@ -76,6 +76,12 @@ def test_a_file_is_kept_and_changed_as_a_whole(fleet, cli: Cli, monkeypatch, tmp
     assert ran.err.count("changed") == 1
 
 
+def test_standard_output_is_no_file_that_is_replaced(cli, fleet):
+    """And no file is made that is called so."""
+    ran = cli("export", "ipp-configmap", "--watch", "-")
+    assert (ran.code, "leave it out for standard output" in ran.err, Path("-").exists()) == (2, True, False)
+
+
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / "f"
     file.write_text("before")

@@ -319,3 +319,13 @@ def test_a_file_is_written_whole_or_not_at_all_for_whom_it_is_meant(tmp_path, mo
     with pytest.raises(OSError, match="full"):
         write_whole(file, b"two")
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (b"one", [file])
+
+
+def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path):
+    """X3 given-back: of an administrator's /dev/null every other program would have nothing more."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(FileExistsError, match="not replaced"):
+            write_whole(tmp_path / name, b"one")
+    assert ((tmp_path / "pipe").is_fifo(), (tmp_path / "link").is_symlink()) == (True, True)
