@@ -166,6 +166,14 @@ def tell(client: AdminClient, printer: Printer, outcomes: Sequence[Outcome], ord
     check_served(followed)
 
 
+def tell_nothing(session: Session, why: str, *, dry_run: bool = False) -> None:
+    """Says that there was nothing to change; programs get the same object as of a change, without results."""
+    if session.printer().is_plain:
+        print_plain(session.printer(), [], [], dry_run=dry_run)
+    else:
+        note(why)
+
+
 def warn_of_room(client: AdminClient, outcomes: Sequence[Outcome], note: Note) -> None:
     """Says where more adapters are to be held at once than an engine has room for, as far as replicas tell."""
     known: dict[str, tuple[int, list[ReplicaView]]] = {}

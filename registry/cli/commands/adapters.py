@@ -17,7 +17,7 @@ import click
 from google.protobuf import field_mask_pb2
 
 from registry.cli import options
-from registry.cli.apply import ApplyOrder, OrderOptions, apply_changes
+from registry.cli.apply import ApplyOrder, OrderOptions, apply_changes, tell_nothing
 from registry.cli.change.documents import deletions, upserts
 from registry.cli.change.manifest import manifest_dict
 from registry.cli.change.sets import Change, derived_id, step_of_changes
@@ -126,7 +126,7 @@ def edit(
         _run_editor(path)
         after = upserts([str(path)])
         if _is_same(after, adapter):
-            note("nothing was changed")
+            tell_nothing(session, "nothing was changed", dry_run=dry_run)
         else:
             looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds)
             apply_changes(session, preflight(session, [_edited(after, adapter)], looking), order)
@@ -295,7 +295,7 @@ def _deletions(
             return [Change(where, pb.AdapterChange(delete=one, etag=etag), one) for one in meant]
         changes = by_labels(client, [where], labels_of(meant.selector), meant.limit)
     if not changes:
-        note(f"no adapter of pool {where!r} has these labels")
+        tell_nothing(session, f"no adapter of pool {where!r} has these labels", dry_run=order.dry_run)
     return changes
 
 
@@ -337,7 +337,7 @@ def _delete(
             turn = derived_id(f"{request_id}:{len(left)}")
         else:
             return
-    note("none of them exists; nothing was changed")
+    tell_nothing(session, "none of them exists; nothing was changed", dry_run=order.dry_run)
 
 
 def _present(session: Session, changes: Sequence[Change], order: ApplyOrder) -> list[Change]:

@@ -13,7 +13,7 @@ import click
 import yaml
 
 from registry.cli import options
-from registry.cli.apply import ApplyOrder, OrderOptions, apply_change, apply_changes, earlier, send
+from registry.cli.apply import ApplyOrder, OrderOptions, apply_change, apply_changes, earlier, send, tell_nothing
 from registry.cli.change.addresses import is_uri, source_uri
 from registry.cli.change.documents import upsert_of, upserts
 from registry.cli.change.manifest import API_VERSION
@@ -275,7 +275,7 @@ def retry(
         replicas = find(client, Query(Kind.REPLICAS, where, replica), note)
     if not any(_may_fail(one, adapter.name) for one in replicas if not one.missing):
         where_not = f"on replica {replica!r}" if replica else f"on any replica of pool {where!r}"
-        note(f"adapter {name!r} has not failed {where_not}; nothing is tried again")
+        tell_nothing(session, f"adapter {name!r} has not failed {where_not}; nothing is tried again")
         return
     apply_changes(session, [Change(where, pb.AdapterChange(upsert=adapter, etag=adapter.etag), name)], order)
 

@@ -12,6 +12,7 @@ from registry.cli.failure import usage
 from registry.cli.rollout import RolloutTarget, check_served
 from registry.cli.session import Session, pool_or_only, session_of
 from registry.cli.views.messages import rollout_dict
+from registry.cli.views.output import Format
 from registry.cli.views.report import follow_shown
 from registry.client import admin_api as api
 from registry.v1 import registry_pb2 as pb
@@ -60,7 +61,9 @@ def _follow(session: Session, name: str, pool: str | None, order: ApplyOrder) ->
     with session.client(order.read_seconds) as client:
         target = RolloutTarget(pool_or_only(client, pool), name, 0, order.min_ready)
         followed = follow_shown(client, [target], order.rollout_seconds, printer)
-    if not printer.is_table:
+    if printer.form is Format.NAME:
+        printer.lines([name])
+    elif printer.is_plain:
         for one in followed:
             printer.plain(rollout_dict(one.rollout) if one.rollout else {"name": name, "done": False})
     check_served(followed)

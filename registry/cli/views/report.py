@@ -56,7 +56,7 @@ def print_plain(
         printer.lines(result.adapter.name for result in results)
         return
     value: Plain = {
-        "request_id": outcomes[0].batch.request_id,
+        "request_id": outcomes[0].batch.request_id if outcomes else None,
         "revision": max((revision_of(one.response) for one in outcomes if isinstance(one, Applied)), default=None),
         "dry_run": dry_run,
         "results": [result_dict(result) for result in results],

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -56,6 +57,11 @@ def kept(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("loraplane-edit-*"))
 
 
+def is_told_as_nothing(ran: Any) -> bool:
+    """True if programs got the object that a change gives them, with no result in it."""
+    return (ran.code, ran.json["results"], ran.json["request_id"]) == (0, [], None)
+
+
 def test_edit_changes_what_was_shown_and_no_other_state(cli, store, editor, tmp_path, monkeypatch):
     """W4 etag: somebody else's change meanwhile is not overwritten. An interrupt within the editor is the editor's: a
     terminal sends it to both. Of nothing nothing is changed; one whose rollout fails keeps no file.
@@ -64,6 +70,7 @@ def test_edit_changes_what_was_shown_and_no_other_state(cli, store, editor, tmp_
     editor("echo '# thought about it' >> \"$1\"")
     ran = cli("edit", "a")
     assert (ran.code, "nothing was changed" in ran.err, store.asked("ApplyAdapters")) == (0, True, [])
+    assert is_told_as_nothing(cli("-o", "json", "edit", "a"))
     editor('stat -c %a "$1" > mode; trap \'sed -i "s/team: x/team: z/" "$1"\' INT; kill -INT $PPID $$')
     assert (cli("edit", "a").code, signal.getsignal(signal.SIGINT)) == (0, before)
     [change] = store.asked("ApplyAdapters")[0].changes
@@ -226,6 +233,7 @@ def test_delete_of_what_is_not_there_is_passed_over_if_wanted(cli, store):
     assert {len(request.request_id) <= 128 for request in store.asked("ApplyAdapters")} == {True}
     ran = cli("delete", "zz", "--ignore-not-found")
     assert (ran.code, "nothing was changed" in ran.err) == (0, True)
+    assert is_told_as_nothing(cli("-o", "json", "delete", "zz", "--ignore-not-found"))
 
 
 @pytest.mark.parametrize("reason", ["ADAPTER_NOT_FOUND", "POOL_NOT_FOUND"])
@@ -247,6 +255,7 @@ def test_delete_by_labels_takes_what_was_listed_and_nothing_else(cli, store, man
     assert "delete dev/a" not in cli("-o", "json", "delete", "-l", "team=x", "--yes").err, "programs have their own"
     ran = cli("delete", "-l", "team=none", "--yes")
     assert (ran.code, "has these labels" in ran.err) == (0, True)
+    assert is_told_as_nothing(cli("-o", "json", "delete", "-l", "team=none", "--yes"))
     store.requests.clear()
     ran = cli("-o", "json", "delete", "-l", "team=x")
     assert (ran.code, json.loads(ran.err.splitlines()[-1])["error"]["exit_code"], deleted(store)) == (2, 2, [])
@@ -309,3 +318,4 @@ def test_what_may_have_failed_is_tried_again(cli, store, statuses, is_tried, fla
     else:
         where = "replica 'r1'" if flags else "any replica of pool 'dev'; nothing is tried again"
         assert (ran.code, f"has not failed on {where}" in ran.err, store.asked("ApplyAdapters")) == (0, True, [])
+        assert is_told_as_nothing(cli("-o", "json", "retry", "adapter", "a", *flags))
