@@ -23,20 +23,8 @@ from registry.v1 import registry_pb2 as pb
 SECONDS = 1.0
 
 
-_ADAPTERS = {
-    "delete",
-    "describe",
-    "edit",
-    "events",
-    "export",
-    "get",
-    "history",
-    "label",
-    "retry",
-    "rollback",
-    "rollout",
-    "set",
-}
+# Commands whose name is that of something new.
+_NEW = {"add", "create"}
 _REPLICAS = {"drain", "undrain", "forget"}
 
 
@@ -82,7 +70,7 @@ def _asked(context: click.Context, command: str, parameter: str) -> Kind | None:
         return Kind.REPLICAS
     if context.parent is not None and context.parent.command.name == "pool" and command != "create":
         return Kind.POOLS
-    if command not in _ADAPTERS:
+    if command in _NEW or (command == "diff" and context.params.get(parameter)):  # behind a name, generations
         return None
     word = context.params.get("kind")
     return kind_of(word) if word else Kind.ADAPTERS

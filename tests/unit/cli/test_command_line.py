@@ -157,6 +157,8 @@ def tab(admin, address, capsys, monkeypatch):
         ("get adapters --pool ops ops-", ["ops-sql", "ops-legal"]),
         *(("get replicas ", ["dev-r1", "ops-r1"]), ("get pools o", ["ops"]), ("get tenants ", ["acme"])),
         *((f"{line} dev-l", ["dev-legal"]) for line in ("delete", "rollout", "events")),
+        *((f"{line} dev-l", ["dev-legal"]) for line in ("disable", "enable", "why", "diff", "audit", "label", "set")),
+        ("diff dev-legal ", []),
         *((f"{line} --pool dev ", ["dev-r1"]) for line in ("describe replica", "drain")),
         *((f"{line} --replica ops", ["ops-r1"]) for line in ("events", "retry adapter x")),
         *((line, ["dev", "ops"]) for line in ("history --pool ", "pool delete ")),
