@@ -12,6 +12,7 @@ from registry.access.roles import OF_POOLS, OF_TENANTS, ROLES, AccessRole
 from registry.cli import options
 from registry.cli.failure import Exit
 from registry.cli.session import READ_SECONDS, session_of
+from registry.cli.views.get import note
 from registry.cli.views.output import OutputView
 from registry.client import admin_api as api
 from registry.v1 import registry_pb2 as pb
@@ -106,15 +107,18 @@ def can_i(
 ) -> None:
     """Tell whether you may do something: yes (exit 0) or no (exit 4)."""
     session, printer = session_of(context), session_of(context).printer()
-    request = pb.CheckAccessRequest(verb=verb, resource=resource or usual_resource(verb), groups=as_groups or ())
+    asked = resource or usual_resource(verb)
+    request = pb.CheckAccessRequest(verb=verb, resource=asked, groups=as_groups or ())
     options.set_given(request, name=object_name, pool=pool, source=source, user=as_user)
     with session.client(timeout or READ_SECONDS) as client:
         found = client.unary(api.CHECK_ACCESS, request)
     told = "yes" if found.allowed else "no"
     if printer.is_plain:
         by = {"role": found.role, "binding": found.binding} if found.role else None
-        printer.plain({"allowed": found.allowed, "by": by, "roles": [*found.roles]})
+        printer.plain({"allowed": found.allowed, "by": by, "roles": [*found.roles], "verb": verb, "resource": asked})
     else:
+        if resource is None and (meant := _other_meaning(verb, asked)):
+            note(meant)
         printer.lines([f"{told}{_why(found)}" if verbose else told])
     if not found.allowed:
         context.exit(Exit.REFUSED)
@@ -122,9 +126,21 @@ def can_i(
 
 def usual_resource(verb: str) -> str:
     """The resource that a verb changes, if it changes one alone; else adapters."""
-    actions = frozenset().union(*ROLES.values())
-    changed = {resource for one, resource in actions if one == verb and one not in READING}
+    changed = _changed_by(verb)
     return changed.pop() if len(changed) == 1 else Resource.ADAPTERS
+
+
+def _changed_by(verb: str) -> set[str]:
+    actions = frozenset().union(*ROLES.values())
+    return {resource for one, resource in actions if one == verb and one not in READING}
+
+
+def _other_meaning(verb: str, asked: str) -> str:
+    """Hint where the answer may be about something else than meant; empty: it is not."""
+    if verb == Verb.DELETE:
+        return f"delete is about {asked}; whether an adapter may be deleted tells the verb {Verb.APPLY}"
+    changed = sorted(_changed_by(verb))
+    return f"{verb} is about {' and '.join(changed)}; name one with --resource" if len(changed) > 1 else ""
 
 
 def _why(found: pb.CheckAccessResponse) -> str:

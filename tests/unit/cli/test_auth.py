@@ -72,7 +72,23 @@ def test_can_i_tells_yes_or_no_and_why(cli, admin, answer, code, plain, verbose)
         assert (ran.code, ran.out, ran.err) == (code, f"{out}\n", "")
     ran = cli("auth", "can-i", "apply", "acme/a", "-o", "json")
     by = {"role": answer.role, "binding": answer.binding} if answer.role else None
-    assert (ran.code, ran.json) == (code, {"allowed": answer.allowed, "by": by, "roles": [*answer.roles]})
+    asked = {"verb": "apply", "resource": "adapters"}
+    assert (ran.code, ran.json) == (code, {"allowed": answer.allowed, "by": by, "roles": [*answer.roles], **asked})
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("delete acme/a", "note: delete is about pools; whether an adapter may be deleted tells the verb apply\n"),
+        ("update dev", "note: update is about pools and tenants; name one with --resource\n"),
+        *((line, "") for line in ("delete dev --resource pools", "drain r1", "apply acme/a", "get acme/a", "fly a")),
+    ],
+)
+def test_can_i_says_where_it_answers_about_something_else_than_may_be_meant(cli, admin, line, told):
+    """A yes for pools is none for the adapter that is to be deleted."""
+    admin.answers["CheckAccess"] = [pb.CheckAccessResponse(allowed=True)]
+    assert cli("auth", "can-i", *line.split()).err == told
+    assert cli("-o", "json", "auth", "can-i", *line.split()).err == ""
 
 
 def test_can_i_asks_what_is_said(cli, admin):
