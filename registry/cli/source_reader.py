@@ -324,7 +324,7 @@ def _noted(change: Change, what: str) -> Change:
 
 
 def _missing(change: Change, folder: Path, pool: pb.Pool) -> str:
-    """What the files lack that may still be written; empty: nothing.
+    """Parts of the files that are missing and may still be written; empty: none.
 
     Raises:
         CliError: they are wrong for good.
