@@ -33,6 +33,11 @@ from registry.lora.signing.bundle import SignedBundle, signed_content, write_bun
 _HASHES: dict[str, HashAlgorithm] = {"secp256r1": SHA256(), "secp384r1": SHA384(), "secp521r1": SHA512()}
 _CURVES = "P-256, P-384 or P-521; make one with openssl ecparam -genkey -name prime256v1 -noout"
 _CHAIN_DEPTH = 6
+# What a certificate that somebody made up raises; not all of it is a ValueError.
+_UNREADABLE = (
+    *(ValueError, TypeError, UnsupportedAlgorithm),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
 Certificates = tuple[x509.Certificate, ...]
 Extension = TypeVar("Extension", bound=x509.ExtensionType)
 
@@ -98,7 +103,7 @@ def sign_statement(payload: bytes, private_pem: bytes, chain_pem: bytes = b"") -
     public = _signing_key(private.public_key())
     try:
         chain = x509.load_pem_x509_certificates(chain_pem) if chain_pem else []
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise BadKey("the certificates are not in PEM") from error
     if chain and chain[0].public_key() != public.key:
         raise BadKey("the first certificate is of another key; put the signer's own first")
@@ -123,7 +128,7 @@ def read_authorities(pem: str) -> Certificates:
     """
     try:
         return tuple(x509.load_pem_x509_certificates(pem.encode()))
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise BadKey("it holds no certificates in PEM") from error
 
 
@@ -139,10 +144,10 @@ def certified_signer(chain: Sequence[bytes], authorities: Certificates, now: dat
         verifier = _builder().store(verification.Store(list(authorities))).time(now).build_client_verifier()
         verifier.verify(leaf, others)
         _check_usage(leaf.extensions)
-        key = _signing_key(leaf.public_key())
-    except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, verification.VerificationError) as error:
+        key, names = _signing_key(leaf.public_key()), _names(leaf)
+    except (*_UNREADABLE, verification.VerificationError) as error:
         raise BadChain(str(error)) from error
-    return CertifiedSigner(key, _names(leaf))
+    return CertifiedSigner(key, names)
 
 
 def _check_time(leaf: x509.Certificate, now: datetime) -> None:

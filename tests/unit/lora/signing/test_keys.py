@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,8 @@ from tests.support.signing import BEGIN, END, FOR_CODE, FOR_SIGNING, SigningAuth
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 MAIL = x509.RFC822Name("release@acme.example")
+# A name of a kind that nobody reads.
+X400 = x509.UnrecognizedExtension(x509.ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex("3002a300"))
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
@@ -95,6 +98,7 @@ def test_without_alternative_names_the_common_name_is_the_signers():
             lambda root: root.issue(MAIL, usage=x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])),
             "not for signing",
         ),
+        (lambda root: root.issue(usage=X400), "not supported types"),
         (lambda root: root.issue(MAIL, curve=ec.SECP256K1()), "secp256k1|algorithm"),
         (lambda root: root.issue(MAIL, valid=(BEGIN, BEGIN + timedelta(days=1))), "was valid from 2026-01-01 00:00 to"),
         (lambda root: root.issue(MAIL, valid=(NOW + timedelta(days=1), END)), "was valid from 2026-11-02"),
@@ -108,15 +112,35 @@ def test_a_certificate_counts_only_now_for_signing_and_by_its_authority(certify,
         certified_signer(chain_of(*certify(root)), read_authorities(root.pem), NOW)
 
 
+def of_version_5(der: bytes) -> bytes:
+    """The certificate with a version that there is not."""
+    before, mark, after = der.partition(bytes.fromhex("a0030201"))
+    return before + mark + b"\4" + after[1:]
+
+
+def of_a_broken_name(der: bytes) -> bytes:
+    """The certificate with a name that its own complaint cannot show: of an algorithm that does not fit the key."""
+    before, _, after = der.replace(b"\x0c\6signer", b"\3\6\0igner").rpartition(bytes.fromhex("2a8648ce3d0403"))
+    return before + bytes.fromhex("028648ce3d0403") + after
+
+
 def test_what_is_no_certificate_leads_nowhere():
-    with pytest.raises(BadChain):
-        certified_signer((b"none",), read_authorities(SigningAuthority().pem), NOW)
+    """R8: whoever may write to a source may put anything there."""
+    root = SigningAuthority()
+    der = root.certificate.public_bytes(Encoding.DER)
+    (leaf,) = chain_of(*root.issue(MAIL))
+    for chain in ((b"none",), (of_version_5(der),), (leaf, of_version_5(der)), (of_a_broken_name(leaf),)):
+        with pytest.raises(BadChain):
+            certified_signer(chain, read_authorities(root.pem), NOW)
+    with pytest.raises(BadKey, match="no certificates"):
+        read_authorities(ssl.DER_cert_to_PEM_cert(of_version_5(der)))
 
 
 def test_a_signer_brings_its_own_certificate():
     root = SigningAuthority()
     private, chain = root.issue(MAIL)
-    for other, why in ((root.issue(MAIL)[1], "of another key"), (b"none", "not in PEM")):
+    broken = ssl.DER_cert_to_PEM_cert(of_version_5(chain_of(private, chain)[0])).encode()
+    for other, why in ((root.issue(MAIL)[1], "of another key"), (b"none", "not in PEM"), (broken, "not in PEM")):
         with pytest.raises(BadKey, match=why):
             sign_statement(b"{}", private, other)
     with pytest.raises(BadKey, match="no certificates"):
