@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 
 
 class HttpTls:
-    """Context of the handshakes of one port.
+    """Contexts of the handshakes of one port.
 
     Args:
         files: certificate and key of the port; with an authority, clients may show a certificate of it.
@@ -42,24 +42,36 @@ class HttpTls:
             files, lambda error: _log.warning("certificate_unreadable", file=str(error.file), reason=str(error))
         )
         self._pem = self._reader.newest()
-        self.context = self._newest = _context_of(self._pem)
-        self.context.sni_callback = self._renew
+        self._newest = _context_of(self._pem)
+
+    def context(self) -> ssl.SSLContext:
+        """One for a single connection, with which what OpenSSL keeps of its session goes.
+
+        A session that is taken up again would show a certificate whose authority may have been taken away.
+        """
+        made = _bare_context()
+        made.verify_mode = self._newest.verify_mode
+        made.sni_callback = self._renew
+        return made
 
     def _renew(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         """Takes what the files hold now; OpenSSL asks at each handshake, also of a client that names no host."""
         pem = self._reader.newest()
         if pem != self._pem:
             self._newest, self._pem = _context_of(pem), pem
-        if self._newest is not self.context:
-            handshake.context = self._newest
+        handshake.context = self._newest
+
+
+def _bare_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_TICKET  # of TLS 1.2; those of 1.3 have a number
+    context.num_tickets = 0
+    return context
 
 
 def _context_of(pem: Pem) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Without tickets: a session that is resumed would show a certificate whose authority may have been taken away.
-    context.options |= ssl.OP_NO_TICKET
-    context.num_tickets = 0
+    context = _bare_context()
     _with_file((pem.certificate or b"") + b"\n" + (pem.key or b""), context.load_cert_chain)
     if pem.ca is not None:
         _with_file(pem.ca, context.load_verify_locations)
@@ -104,7 +116,7 @@ class TlsConnection(SSLProtocol):
         super().__init__(
             asyncio.get_running_loop(),
             inner,
-            tls.context,
+            tls.context(),
             None,  # type: ignore[arg-type] # nobody waits: the protocol inside is told
             server_side=True,
             ssl_handshake_timeout=HANDSHAKE_SECONDS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import ssl
 
 import httpx
@@ -99,6 +100,30 @@ async def test_files_are_replaced_without_a_restart(authority, port_files, tmp_p
             await ask(port, context(authority.certificate))
         with pytest.raises(httpx.TransportError):  # of the authority that was taken away
             await ask(port, context(theirs.certificate, alice))
+
+
+def is_resumed(port: Port, trusted: ssl.SSLContext) -> bool:
+    """A second connection takes up the session of the first, if it may."""
+    session, address = None, port.address.split(":")
+    for _ in range(2):
+        with (
+            socket.create_connection((address[0], int(address[1])), 10) as plain,
+            trusted.wrap_socket(plain, server_hostname=address[0], session=session) as connection,
+        ):
+            connection.sendall(GET)
+            while connection.recv(4096):
+                pass
+            session, is_reused = connection.session, connection.session_reused
+    return bool(is_reused)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_no_session_is_taken_up_again(authority, port_files, version):
+    """A6: it would show a certificate whose authority may have been taken away."""
+    trusted = context(authority.certificate, authority.issue("alice"))
+    trusted.minimum_version = trusted.maximum_version = version
+    async with served(ROUTES, HttpTls(port_files)) as port:
+        assert not await asyncio.to_thread(is_resumed, port, trusted)
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", GET])
