@@ -356,7 +356,7 @@ class _Checkpoint:
         bits = _bits(self.config)
         if kept is not None and kept.shape == (2,) and kept.dtype in _WIDTHS:
             width, content = _WIDTHS[kept.dtype], self.read(kept.name)
-            first, second = (int.from_bytes(content[at : at + width], "little", signed=True) for at in (0, width))
+            first, second = (int.from_bytes(content[at : at + width], "little") for at in (0, width))
             if first == outputs and columns <= second <= columns * _WORD_BITS:
                 return first, second
         return (outputs, columns * _WORD_BITS // bits) if bits else None

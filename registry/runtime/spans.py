@@ -55,7 +55,7 @@ def span_id_of(name: str, request_id: str) -> int:
 
 def _derived(what: str, request_id: str, size_bytes: int) -> int:
     digest = hashlib.sha256(f"loraplane {what}\0{request_id}".encode()).digest()
-    return int.from_bytes(digest[:size_bytes], "big") or 1
+    return int.from_bytes(digest[:size_bytes], "big")
 
 
 class DerivedIds(IdGenerator):
@@ -77,7 +77,7 @@ class DerivedIds(IdGenerator):
         return self._trace_id
 
     def generate_span_id(self) -> int:
-        return self._span_id or self._chance.getrandbits(64) or 1
+        return self._span_id or self._chance.getrandbits(64)
 
 
 class SpanMaker:

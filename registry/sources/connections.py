@@ -193,7 +193,7 @@ class KeptConnection(httpcore.HTTP11Connection):
     def may_be_kept(self) -> bool:
         """True if the next bytes on it can only be the answer to the next request."""
         left, _ = self._h11_state.trailing_data
-        return self.is_idle() and not left and not self.has_expired()
+        return self.is_idle() and not left
 
 
 class ConnectionPool:

@@ -221,8 +221,8 @@ class _Run:
         poll.register(output, select.POLLIN)
         while True:
             has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-            if poll.poll(0 if has_ended else _LOOK_SECONDS * 1000) and not self._read(output):
-                poll.unregister(output)  # it closed its output, and goes on
+            if poll.poll(0 if has_ended else _LOOK_SECONDS * 1000):
+                self._read(output)
             self._check_folder()
             if has_ended:
                 return
@@ -231,14 +231,13 @@ class _Run:
                 message = f"the fetcher of {self._scheme}:// was not done within {self._limits.seconds:g} s"
                 raise ArtifactError("source_timeout", f"{message}; it is tried again", detail=self._last_words())
 
-    def _read(self, output: IO[bytes]) -> bool:
-        """Reads what is there now; False at the end of it."""
+    def _read(self, output: IO[bytes]) -> None:
+        """Reads what is there now."""
         while chunk := output.read(_MAX_READ_BYTES):
             self._said_bytes += len(chunk)
             self._said = (self._said + chunk)[-_KEPT_BYTES:]
             if self._said_bytes > self._limits.output_bytes:
                 raise self._failed(f"wrote more than {self._limits.output_bytes} bytes of output; let it say less")
-        return chunk is None  # nothing more for now
 
     def _check_folder(self) -> None:
         size_bytes = 0

@@ -193,9 +193,9 @@ class Stores:
     bounds what it answers.
     """
 
-    def __init__(self, origins: Origins | None = None) -> None:
-        """`origins`: those that are paused, as others know them too; None: nobody else does."""
-        self.origins = origins or Origins()
+    def __init__(self, origins: Origins) -> None:
+        """`origins`: those that are paused, as others know them too."""
+        self.origins = origins
         self._forwarders: dict[tuple[str, int], Forwarder] = {}
         self._open: OrderedDict[_Key, tuple[Secret | None, ObjectStore]] = OrderedDict()
         self._mutex = Lock()

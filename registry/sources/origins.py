@@ -70,7 +70,7 @@ class Origins:
         """`file` None: nobody else is to know. `now`: seconds of the wall clock."""
         self._file = file
         self._known: dict[str, PausedOrigin] = {}
-        self._is_alone = file is None
+        self._is_alone = False  # the file cannot be written
         self._mutex = Lock()
         self.now = now
 

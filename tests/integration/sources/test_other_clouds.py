@@ -17,6 +17,7 @@ from registry.sources.base import ArtifactError, Stop
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.object_stores import ObjectSource, Stores
+from registry.sources.origins import Origins
 from sidecar.artifacts import maintenance
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.clouds import CLOUDS, KEY, ONE_OF_EACH, WHEN, ByPath, Cloud, asked, blob, guarded, plain
@@ -150,7 +151,7 @@ def got_by_ranges(cloud: Cloud, entry: dict[str, Any], folder: Path, range_bytes
     (folder / "c.json").write_text(json.dumps(entry))
     held = Credentials(read_credentials(folder / "c.json")).hold("acme", source)
     got: dict[str, bytes] = {}
-    ObjectSource(Stores(), source, held, range_bytes).fetch(
+    ObjectSource(Stores(Origins()), source, held, range_bytes).fetch(
         lambda name, _, chunks: got.update({name: b"".join(chunks)}), Stop()
     )
     return got["adapter_model.safetensors"]

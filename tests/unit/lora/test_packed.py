@@ -172,6 +172,7 @@ WRONG: dict[str, tuple[Tensors, dict[str, Any]]] = {
     "another end": ({"W_q": zeros("U8", 8, 8), "meta": zeros("U8", 1)}, {}),
     "a part of a byte": ({"weight": zeros("U8", 8, 8)}, {}),
     "no scales": (without(awq(*SHAPE), "scales"), {}),
+    "scales of one row": (awq(*SHAPE) | {"scales": zeros("F16", 48)}, {}),
     "packed in floats": (gptq(*SHAPE) | {"qweight": zeros("F32", 8, 48)}, {}),
     "zeros of another width": (awq(*SHAPE) | {"qzeros": zeros("I32", 1, 5)}, {}),
     "no multiple": (awq(*SHAPE) | {"scales": zeros("F16", 1, 47)}, {}),
@@ -181,6 +182,14 @@ WRONG: dict[str, tuple[Tensors, dict[str, Any]]] = {
     "marlin": (without(compressed(*SHAPE), "weight_shape", "weight_scale") | {"meta": zeros("I32", 2, 2)}, {}),
     "compressed without its shape": (without(compressed(*SHAPE), "weight_shape"), {"quantization_config": 5}),
     "a shape of three": (compressed(*SHAPE) | {"weight_shape": zeros("I64", 3)}, {}),
+    "a shape and one more": (
+        compressed(*SHAPE) | {"weight_shape": Values("I64", (3,), struct.pack("<3q", *SHAPE, 1))},
+        {},
+    ),
+    "a shape below nothing": (
+        compressed(*SHAPE) | {"weight_shape": Values("I64", (2,), struct.pack("<2q", 48, -64))},
+        {},
+    ),
     "a shape of nothing": (compressed(*SHAPE) | {"weight_shape": zeros("I64", 2)}, {}),
     "a shape of halves": (compressed(*SHAPE) | {"weight_shape": zeros("F16", 2)}, {}),
     "a larger shape": (compressed(*SHAPE) | {"weight_shape": Values("I64", (2,), struct.pack("<2q", 48, 999))}, {}),

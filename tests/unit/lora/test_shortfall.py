@@ -127,6 +127,11 @@ def told_of(pattern: str, *parts: str) -> str:
         ({"layers_to_transform": 1}, SECOND, ""),
         ({"layers_to_transform": [1], "layers_pattern": "layers"}, SECOND, ""),
         ({"layers_to_transform": [0, 1], "layers_pattern": ["h"]}, SECOND, ""),
+        (
+            {"layers_to_transform": [0, 1], "layers_pattern": ["h", "layers"]},
+            SECOND,
+            told_of("model.layers.0.self_attn.{}_proj", "k", "o", "q", "v"),
+        ),
         ({"layers_to_transform": [0, 1]}, SECOND, told_of("model.layers.0.self_attn.{}_proj", "k", "o", "q", "v")),
         ({"layers_to_transform": [], "layers_pattern": ""}, FIRST | SECOND, ""),
         ({"layers_to_transform": [[0]]}, FIRST | SECOND, ""),

@@ -113,6 +113,14 @@ def test_all_releases_give_a_room_the_same_weight(capacity, everywhere, weight):
     assert candidate(Member("a", {}, capacity), everywhere).weight == weight
 
 
+def test_the_room_of_all_is_told_by_the_least():
+    """R9: where it changes alike for all of them, nobody's share is found anew."""
+    for room in (64, 16):
+        fleet = [Member(f"{share}", {}, share * room) for share in (4, 1, 2)]
+        assert [one.weight for one in rate(fleet, {})] == [4.0, 1.0, 2.0]
+    assert rate([], {}) == ()
+
+
 def test_all_releases_find_the_same_ranks():
     """A score that is another one in its last digit is another share for somebody."""
     rated = [Candidate(Member(f"r{at}", {}), weight) for at, weight in enumerate((1.0, 2.0, 8.0))]

@@ -69,6 +69,12 @@ def test_a_function_is_called_with_what_the_line_gives_and_its_own_defaults(line
     assert [{"context": "fry", "name": "a", **NOTHING, **called}] == CALLS
 
 
+def test_a_path_may_be_one_that_is_only_written_to(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    run("fry", "a", "--eggs", "2", "--dir", f"{tmp_path}")
+    assert CALLS[-1]["shared"] == Shared(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

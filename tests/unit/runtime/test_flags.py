@@ -175,8 +175,10 @@ def test_help_says_what_each_flag_is_for_and_a_setting_without_exactly_one_is_a_
         "--none TEXT Nothing by itself [LORAPLANE_NONE, KNOWN_ELSEWHERE]",
         "--many TEXT Some [LORAPLANE_MANY; several values with blanks between]",
         "--yes Says yes [LORAPLANE_YES]",
+        "--no-maybe The opposite of --maybe",
     ):
         assert line in said
+    assert "--no-yes" not in said, "what is not said is its opposite"
     for kind in (str, Annotated[str, Flag("A", "one"), Flag("B", "two")]):
         with pytest.raises(TypeError, match="odd has no Flag"):
             _read(model=create_model("Broken", odd=(kind, "")))

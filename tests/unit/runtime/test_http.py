@@ -269,6 +269,19 @@ class Taking(asyncio.Transport):
 
     left, is_aborted = 100, False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.is_closed = b"", False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
     def get_write_buffer_size(self) -> int:
         return self.left
 
@@ -287,3 +300,17 @@ async def test_who_takes_an_answer_slowly_may():
     connection._turn_over()
     assert transport.is_aborted
     connection.connection_lost(ConnectionResetError())
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"), [(b"\0\r\n\r\n", "bad_request"), (b"a: b\r\n" * 9000, "head_too_large"), (b"\r\n", None)]
+)
+async def test_what_is_wrong_with_a_request_is_said_once(end, reason):
+    """S6: a head that breaks off and is too large too ended for one reason."""
+    transport, closed = Taking(), list[str]()
+    connection = http._HttpConnection(uvicorn.Config(Starlette()), http._Port(closed.append), {})
+    connection.connection_made(transport)
+    connection.data_received(GET[:-2] + b"a: b\r\n" * (9000 if reason else 900) + end)
+    assert closed == ([reason] if reason else [])
+    assert transport.written.count(b"HTTP/1.1") == len(closed)
+    connection.connection_lost(None)

@@ -214,6 +214,16 @@ def test_what_a_library_says_again_is_a_line_a_minute_with_how_often_it_came(con
     assert started == [60.0] * 2
 
 
+def test_lines_that_a_library_words_itself_are_told_apart(configured, monkeypatch):
+    """R8: one that has no form but its text would hide all the others of its library for a minute."""
+    monkeypatch.setattr(process.Timer, "start", lambda _: None)
+    written, library = configured(Terminal(is_one=False)), logging.getLogger("a.library")
+    for text in ("one", "two", "one\nand more"):
+        library.warning("%s", text)
+        library.warning("%s of 3", text)
+    assert [json.loads(line)["message"] for line in written.getvalue().splitlines()] == ["one", "one of 3", "two"]
+
+
 def test_of_very_many_causes_the_rest_is_one():
     """R16 bounded: whoever words each line in another way has a line a minute, too."""
     now = 0.0

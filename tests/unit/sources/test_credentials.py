@@ -362,8 +362,11 @@ def test_a_subject_token_is_sent_over_tls_or_to_this_host(tmp_path, url, is_take
 
 def test_a_file_of_credentials_that_cannot_be_read_says_where_and_quotes_nothing(tmp_path, monkeypatch):
     """X1, X2: it may be empty or as large as it may be, but not missing; a fault of ours is told."""
-    monkeypatch.setattr(credentials_file, "MAX_FILE_BYTES", 100)
     file = tmp_path / "credentials.yaml"
+    file.write_text("n" * 96 + ": {kind: none, prefixes: ['s3://b']}")
+    assert list(read_credentials(file)) == ["n" * 96], "as long as in a record"
+    file.unlink()
+    monkeypatch.setattr(credentials_file, "MAX_FILE_BYTES", 100)
     with pytest.raises(StoreError, match="No such file or directory"):
         read_credentials(file)
     for content in (b"", b"#" * 100):
@@ -406,6 +409,8 @@ def test_a_file_of_credentials_that_cannot_be_read_says_where_and_quotes_nothing
         "a: {kind: none, prefixes: ['s3://b'], store: {endpoint: 'https://u:tCANARY@host'}}",
         "a: {kind: none, prefixes: ['s3://b'], store: {endpoint: 'http://host:99999999'}}",
         "a: {kind: none, prefixes: ['s3://b'], store: {endpoint: 'http://[bad'}}",
+        "'': {kind: none, prefixes: ['s3://b']}",
+        "a" * 97 + ": {kind: none, prefixes: ['s3://b']}",
         "tCANARY",
         "- tCANARY",
         "a: !!python/object/apply:os.system ['tCANARY']",

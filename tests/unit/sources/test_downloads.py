@@ -8,7 +8,7 @@ from typing import Any
 import httpcore
 import pytest
 
-from registry.sources.base import SourceLimits, Stop
+from registry.sources.base import ArtifactError, SourceLimits, Stop
 from registry.sources.getter import SourceResponse
 from registry.sources.http import Web, receive_file
 from registry.sources.urls import parse_url
@@ -21,13 +21,13 @@ CONTENT = bytes(range(100))
 class Body:
     """A body in pieces; after them it breaks off, if it is to. `is_closed` once nobody reads it any more."""
 
-    def __init__(self, *pieces: bytes, breaks: bool = False) -> None:
+    def __init__(self, *pieces: bytes, breaks: bool | Exception = False) -> None:
         self.pieces, self.breaks, self.is_closed = pieces, breaks, False
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self.pieces
         if self.breaks:
-            raise httpcore.ReadError
+            raise httpcore.ReadError if self.breaks is True else self.breaks
 
     def close(self) -> None:
         self.is_closed = True
@@ -163,6 +163,19 @@ def test_what_has_no_strong_tag_is_begun_anew_without_a_question_for_the_rest(ta
     first = answer(200, CONTENT[:40], breaks=True, Content_Length="100", **tag)
     got, getter = fetch(first, answer(200, CONTENT, Content_Length="100"))
     assert (got, getter.asked) == ([CONTENT[:40], CONTENT], [{}, {}])
+
+
+def test_a_redirects_own_body_may_break_off_and_a_stop_is_no_fault_of_it():
+    """R12: who is to end asks nothing more."""
+
+    def redirect(body: Body) -> SourceResponse:
+        return SourceResponse(URL, httpcore.Response(302, headers=[(b"content-length", b"9")], content=body))
+
+    broken, stopped = Body(b"x", breaks=True), Body(b"x", breaks=ArtifactError("staging_stopped", ""))
+    redirect(broken).skip()
+    assert refused(redirect(stopped).skip).reason == "staging_stopped"
+    assert broken.is_closed
+    assert stopped.is_closed
 
 
 @pytest.mark.parametrize(("status", "reason"), [(404, "source_missing"), (403, "source_denied")])

@@ -137,6 +137,13 @@ def test_what_a_command_leaves_behind_is_ended_and_its_files_are_not_taken(
     assert_ended(int(pids.read_text()))
 
 
+def test_a_folder_is_counted_without_what_its_links_lead_to(program, adapter):
+    """R16: as many entries as may be, with one that leads round and round."""
+    path = program(f"cp {adapter}/* $2; ln -s . $2/again; mkdir $2/d; sleep 0.2")
+    assert got(fetched(path, files=4))
+    assert refusal(fetched(path, files=3)).reason == "too_large"
+
+
 def test_a_child_that_ends_soon_after_is_nobody_left_behind(program, adapter):
     assert got(fetched(program(f"cp {adapter}/* $2; sleep 0.2 &")))
 

@@ -71,8 +71,8 @@ def test_a_file_is_asked_for_as_it_is_and_with_nothing_of_ours(site, web):
     ] * 2
 
 
-def redirecting(location: str):
-    return lambda exchange: exchange.send(302, b"elsewhere", Location=location)
+def redirecting(location: str, status: int = 302):
+    return lambda exchange: exchange.send(status, b"elsewhere", Location=location)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,24 @@ def test_a_connection_on_which_more_came_than_was_said_is_not_used_again(site, w
 
 
 def test_five_redirects_are_followed_and_no_sixth(site, web):
-    """Fault 28."""
-    for number in range(6):
-        site.answers[f"/team/{number}"] = redirecting(f"/team/{number + 1}")
-    site.answers[NAMES[1]], site.files["/team/6"] = redirecting("/team/2"), WEIGHTS
+    """Fault 28. An answer that says only that there are several is none."""
+    for number, status in enumerate((302, 303, 307, 308, 302), 1):
+        site.answers[f"/team/{number}"] = redirecting(f"/team/{number + 1}", status)
+    site.answers[NAMES[1]], site.files["/team/6"] = redirecting("/team/2", 301), WEIGHTS
     assert got(team(web, site)) == FILES
     site.answers[NAMES[1]] = redirecting("/team/1")
     assert refusal(team(web, site)).reason == "redirect_not_allowed"
+    site.answers[NAMES[1]] = redirecting("/team/6", 300)
+    assert refusal(team(web, site)).reason == "source_io"
+
+
+@pytest.mark.parametrize(("status", "reason"), [(429, "rate_limited"), (503, "source_io")])
+def test_who_wants_to_be_left_alone_is_left_alone(site, web, status, reason):
+    """S6, R8: for as long as it says, by all stagings of this host."""
+    site.answers[NAMES[0]] = lambda exchange: exchange.send(status, b"", Retry_After="70")
+    for _ in range(2):
+        error = refusal(team(web, site))
+        assert (error.reason, 60 < error.pause_seconds <= 70, site.paths) == (reason, True, NAMES[:1])
 
 
 def test_the_version_of_a_source_changes_with_its_files_and_takes_none_of_them(site, web):
@@ -166,6 +177,14 @@ def test_the_version_of_a_source_changes_with_its_files_and_takes_none_of_them(s
     second = source.version(Stop())
     del site.files[NAMES[1]]
     assert len({first, second, source.version(Stop())}) == 3
+    site.put("/team/a/", CONFIG, WEIGHTS[:-1])
+    by_length = [source.version(Stop())]
+    for headers in ({}, {"Content_Range": "bytes 0-0/77"}, {"Content_Range": "bytes 0-0/78"}):
+        site.answers[NAMES[1]] = lambda exchange, headers=headers: exchange.send(206, b"1", ETag='"1"', **headers)
+        by_length.append(source.version(Stop()))
+    site.answers[NAMES[1]] = lambda exchange: exchange.send(200, b"12", ETag='"1"')
+    assert len({*by_length, source.version(Stop())}) == 5, "a tag may stand for a second in which it changed twice"
+    del site.answers[NAMES[1]]
     site.has_tags = False
     assert source.version(Stop()) == "", "a server that tells nothing is asked for the files"
     site.answers[NAMES[0]] = lambda exchange: exchange.send(500)

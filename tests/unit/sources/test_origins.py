@@ -113,6 +113,18 @@ def test_what_fails_again_and_again_is_asked_by_one_with_pauses_that_grow(host):
     assert host.asked[-1] - host.asked[-2] == 60.0
 
 
+def test_a_staging_that_was_let_in_asks_on(host):
+    """R8: what broke off is gone on with, though the others wait from then on."""
+    host.stage(0, limited(60.0))
+    host.at += 60.0
+    visits = OriginVisits(host.replicas[0])
+    with pytest.raises(ArtifactError), visits.visiting(HUB):
+        raise limited(60.0)
+    with visits.visiting(HUB):
+        assert host.stage(1, None) is not None
+    assert OriginVisits(Origins()).visiting(HUB).__enter__() is None
+
+
 def test_stagings_that_failed_at_the_same_time_are_one_failure(host):
     visits = [OriginVisits(host.replicas[0]) for _ in range(8)]
     host.at += 1.0

@@ -16,6 +16,7 @@ from registry.sources.base import ArtifactError
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import EnvSecret, NoSecret, StoreOptions
 from registry.sources.object_stores import Stores, open_store
+from registry.sources.origins import Origins
 from tests.unit.sources.conftest import refused
 
 BOUND: Any = ("s3://bucket/", "gs://bucket/", "az://bucket/")
@@ -211,7 +212,7 @@ def ways(monkeypatch) -> dict[str, list[Any]]:
 
 @pytest.fixture
 def stores() -> Iterator[Stores]:
-    stores = Stores()
+    stores = Stores(Origins())
     yield stores
     stores.close()
 
