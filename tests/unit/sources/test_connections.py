@@ -156,6 +156,31 @@ def test_what_has_expired_or_may_not_be_kept_is_closed_once_and_after_the_end_al
     assert [one.times_closed for one in (old, new, other, late)] == [0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("has_answer", [False, True])
+@pytest.mark.parametrize("error", [httpcore.ReadError(), httpcore.WriteError(), httpcore.RemoteProtocolError()])
+def test_what_was_closed_at_its_other_end_while_it_was_kept_says_nothing_of_the_source(monkeypatch, error, has_answer):
+    """R8: it is asked anew on a new connection, unless an answer had begun."""
+    kept, new = Kept("http://host:80"), Kept("http://host:80")
+    pool = pool_with(kept)
+    requests = SourceRequests(pool, Stop())
+
+    def breaks(_request: object, watch: Watch) -> None:
+        watch.has_answer = has_answer
+        raise error
+
+    monkeypatch.setattr(kept, "send", breaks, raising=False)
+    monkeypatch.setattr(new, "send", lambda *_: SimpleNamespace(close=lambda: None), raising=False)
+    monkeypatch.setattr(pool, "open", lambda *_: new)
+    if has_answer:
+        with pytest.raises(type(error)):
+            requests.get("http://host/", Reach.NAMED, ())
+        return
+    requests.get("http://host/", Reach.NAMED, ())
+    requests.close()
+    assert pool.take(new.place) is new
+    assert pool.take(new.place) is None
+
+
 def test_32_connections_are_kept_and_the_oldest_makes_room():
     """R16 bounded."""
     kept = [Kept() for _ in range(33)]

@@ -128,6 +128,26 @@ def test_a_credential_that_is_bound_to_two_places_is_not_sent_on_from_one_to_the
     assert sent == [["Bearer one"] * 2, [None]]
 
 
+def test_a_credential_that_is_refused_is_fetched_anew_once(site, web, hold, monkeypatch):
+    """A6 rotates: what is refused again is denied; without another secret nobody asks twice."""
+    uri = f"{site.url}/team/a/"
+    source = at(web, uri, held=hold(uri, "old", f"{site.url}/team/"))
+
+    def guarded(exchange: Exchange) -> None:
+        monkeypatch.setenv("SECRET", "new")
+        (site.serve if exchange.headers["Authorization"] == "Bearer new" else denied)(exchange)
+
+    def denied(exchange: Exchange) -> None:
+        exchange.send(401, b"no")
+
+    site.answers[NAMES[0]] = guarded
+    assert got(source) == FILES
+    assert [headers["Authorization"] for _, headers in site.seen] == ["Bearer old", "Bearer new", "Bearer new"]
+    site.answers[NAMES[0]] = denied
+    assert refusal(source).reason == refusal(team(web, site)).reason == "source_denied"
+    assert len(site.paths) == 3 + 1 + 1
+
+
 @pytest.mark.parametrize(("size_bytes", "accepted"), [(9_999, 1), (10_000, 2)])
 def test_a_connection_outlives_a_redirect_with_a_short_body(site, web, size_bytes, accepted):
     """R16: a long one is not read for its sake."""

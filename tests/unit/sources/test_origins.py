@@ -105,6 +105,8 @@ def test_an_answer_to_who_asked_before_says_nothing_of_the_pause(host):
 def test_what_fails_again_and_again_is_asked_by_one_with_pauses_that_grow(host):
     """R8: fifty adapters of a host that is away are not fifty loops; a single failure holds nobody up."""
     assert host.stage(0, away()).pause_seconds == 0.0
+    for replica in host.replicas:
+        replica.enter(HUB)
     for _ in range(600):
         for replica in (0, 1, 2) * 2:
             host.stage(replica, away())
@@ -132,6 +134,18 @@ def test_stagings_that_failed_at_the_same_time_are_one_failure(host):
         with pytest.raises(ArtifactError) as told, one.visiting(HUB):
             raise away()
         assert told.value.pause_seconds == 0.0
+
+
+@pytest.mark.parametrize(("set_back", "paused"), [(0.0, 60.0), (2 * LONGEST_ASKED_SECONDS, 5.0)])
+def test_of_two_pauses_that_are_asked_for_at_the_same_time_the_longer_counts(host, set_back, paused):
+    """S6; R12: but not one of a time in which the clock was ahead."""
+    visits = [OriginVisits(host.replicas[0]) for _ in range(2)]
+    host.at += 1.0
+    for one, seconds in zip(visits, (60.0, 5.0), strict=True):
+        with pytest.raises(ArtifactError) as told, one.visiting(HUB):
+            raise limited(seconds)
+        host.at -= set_back
+    assert told.value.pause_seconds == paused
 
 
 def test_a_fact_about_one_file_is_an_answer(host):
