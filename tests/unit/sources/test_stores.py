@@ -290,11 +290,13 @@ def test_stores_are_told_apart_by_scheme_bucket_and_credential(stores, hold, mon
 
 def test_sixteen_stores_are_kept_and_the_one_that_was_used_longest_ago_goes(stores):
     """R16 bounded: each has connections of its own."""
-    first, second, *_ = [stores.store(parse_source(f"s3://bucket{number}/a"), None) for number in range(16)]
+    first, second, _, third, *_ = [stores.store(parse_source(f"s3://bucket{number}/a"), None) for number in range(16)]
     assert stores.store(parse_source("s3://bucket0/a"), None) is first
     assert stores.store(parse_source("s3://bucket1/a"), None) is second
     stores.reopened(parse_source("s3://bucket2/a"), None)
-    stores.store(parse_source("s3://bucket16/a"), None)
+    newest = stores.store(parse_source("s3://bucket16/a"), None)
+    assert stores.store(parse_source("s3://bucket16/a"), None) is newest
     assert stores.store(parse_source("s3://bucket0/a"), None) is first
     assert stores.store(parse_source("s3://bucket1/a"), None) is second
     assert len(stores._open) == 16
+    assert stores.store(parse_source("s3://bucket3/a"), None) is not third
