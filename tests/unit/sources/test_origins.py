@@ -139,13 +139,24 @@ def test_stagings_that_failed_at_the_same_time_are_one_failure(host):
 @pytest.mark.parametrize(("set_back", "paused"), [(0.0, 60.0), (2 * LONGEST_ASKED_SECONDS, 5.0)])
 def test_of_two_pauses_that_are_asked_for_at_the_same_time_the_longer_counts(host, set_back, paused):
     """S6; R12: but not one of a time in which the clock was ahead."""
-    visits = [OriginVisits(host.replicas[0]) for _ in range(2)]
+    began, last = host.at, limited(5.0)
     host.at += 1.0
-    for one, seconds in zip(visits, (60.0, 5.0), strict=True):
-        with pytest.raises(ArtifactError) as told, one.visiting(HUB):
-            raise limited(seconds)
-        host.at -= set_back
-    assert told.value.pause_seconds == paused
+    host.replicas[0].failed(HUB, limited(60.0), began)
+    host.at -= set_back
+    host.replicas[1].failed(HUB, last, began)
+    assert last.pause_seconds == paused
+    later = host.stage(2, None)
+    assert later is not None
+    assert later.pause_seconds == paused
+
+
+def test_a_pause_that_is_asked_for_anew_may_be_shorter_than_the_time_of_who_asks_for_all(host):
+    """S6."""
+    host.stage(0, limited(60.0))
+    host.at += 60.0
+    told = host.stage(0, limited(PROBE_SECONDS / 2))
+    assert told is not None
+    assert told.pause_seconds == PROBE_SECONDS / 2
 
 
 def test_a_fact_about_one_file_is_an_answer(host):
