@@ -15,6 +15,7 @@ from registry.sources import origins as module
 from registry.sources.base import ArtifactError, ArtifactReason
 from registry.sources.failures import asked_pause
 from registry.sources.origins import PROBE_SECONDS, Origins, OriginVisits
+from tests.unit.sources.conftest import refused
 
 HUB, OTHER = "https://hub", "https://other"
 
@@ -77,6 +78,10 @@ def test_an_answer_ends_it_for_all(host):
     assert host.stage(2, None) is None
     assert [host.stage(replica, None) for replica in range(3)] == [None] * 3
     assert not host.file.exists()
+    host.at += 1.0
+    told = host.stage(0, away())
+    assert told is not None
+    assert told.pause_seconds == 0.0, "it is the first failure since"
 
 
 def test_the_one_that_asks_for_all_may_end_without_a_word(host):
@@ -124,7 +129,6 @@ def test_a_staging_that_was_let_in_asks_on(host):
         raise limited(60.0)
     with visits.visiting(HUB):
         assert host.stage(1, None) is not None
-    assert OriginVisits(Origins()).visiting(HUB).__enter__() is None
 
 
 def test_stagings_that_failed_at_the_same_time_are_one_failure(host):
@@ -177,6 +181,22 @@ def test_a_file_that_cannot_be_read_hinders_nobody(host, content):
     assert host.stage(0, limited(60.0)) is not None
     assert host.stage(0, None) is not None
     assert (host.stage(1, None) is None) is (content is None), "else it was written anew"
+
+
+def test_without_a_folder_each_has_what_it_knows_itself_until_there_is_one(tmp_path):
+    """R13; and where nobody else is to know, too."""
+    host = Host(tmp_path / "away")
+    assert host.stage(0, limited(60.0)) is not None
+    assert host.stage(0, None) is not None
+    assert host.stage(1, None) is None
+    host.at += 60.0
+    host.file.parent.mkdir()
+    assert host.stage(0, limited(60.0)) is not None
+    assert host.stage(1, None) is not None
+    alone = Origins(None, lambda: host.at)
+    alone.failed(HUB, limited(60.0), host.at)
+    assert refused(alone.enter, HUB).reason == "rate_limited"
+    alone.enter(OTHER)
 
 
 def test_whoever_was_stopped_with_the_lock_stops_nobody(host, monkeypatch):
