@@ -109,7 +109,7 @@ def sign_statement(payload: bytes, private_pem: bytes, chain_pem: bytes = b"") -
         raise BadKey("the first certificate is of another key; put the signer's own first")
     signature = private.sign(signed_content(payload), ec.ECDSA(_HASHES[public.key.curve.name]))
     ders = tuple(one.public_bytes(Encoding.DER) for one in chain)
-    return write_bundle(SignedBundle(payload, signature, "" if ders else public.hint, ders))
+    return write_bundle(SignedBundle(payload, signature, public.hint, ders))
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,17 @@ def test_what_fails_again_and_again_is_asked_by_one_with_pauses_that_grow(host):
     assert host.asked[-1] - host.asked[-2] == 60.0
 
 
+def test_who_asks_too_often_pauses_at_once_and_longer_each_time_where_no_time_is_said(host):
+    """R8, S6."""
+    pauses = list[float]()
+    for _ in range(9):
+        told = host.stage(0, limited(0.0))
+        assert told is not None
+        pauses.append(told.pause_seconds)
+        host.at += told.pause_seconds
+    assert (pauses[0] >= 5.0, sorted(set(pauses)) == pauses[: len(set(pauses))], pauses[-1]) == (True, True, 300.0)
+
+
 def test_a_staging_that_was_let_in_asks_on(host):
     """R8: what broke off is gone on with, though the others wait from then on."""
     host.stage(0, limited(60.0))
@@ -204,9 +215,14 @@ def test_whoever_was_stopped_with_the_lock_stops_nobody(host, monkeypatch):
     monkeypatch.setattr(module, "LOCK_TRIES", 2)
     descriptor = os.open(host.file.with_suffix(".lock"), os.O_CREAT | os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
+    waits = list[float]()
+    monkeypatch.setattr("time.sleep", waits.append)
     assert host.stage(0, limited(60.0)) is not None
     assert host.stage(1, None) is not None
     os.close(descriptor)
+    assert len(waits) == 2 * 2, "somebody may be about to write"
+    assert host.stage(2, None) is not None
+    assert len(waits) == 2 * 2
 
 
 def test_it_does_not_grow_without_bound(host, monkeypatch):

@@ -72,9 +72,11 @@ def chain_of(_: bytes, chain: bytes) -> tuple[bytes, ...]:
     return tuple(one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(chain))
 
 
-def test_a_certificate_leads_to_its_authority_over_one_between():
+@pytest.mark.parametrize("usage", [None, x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3"), b"\5\0")])
+def test_a_certificate_leads_to_its_authority_over_one_between(usage):
+    """Which says that its key certifies others, or nothing of its use."""
     root = SigningAuthority()
-    middle = SigningAuthority("releases", root)
+    middle = SigningAuthority("releases", root, usage=usage)
     private, chain = middle.issue(MAIL, x509.DNSName("ci.acme.example"), usage=FOR_CODE)
     bundle = read_bundle(sign_statement(b"{}", private, chain))
     found = certified_signer(bundle.chain, read_authorities(root.pem), NOW)
