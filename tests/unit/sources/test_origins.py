@@ -204,6 +204,8 @@ def test_without_a_folder_each_has_what_it_knows_itself_until_there_is_one(tmp_p
     host.file.parent.mkdir()
     assert host.stage(0, limited(60.0)) is not None
     assert host.stage(1, None) is not None
+    host.replicas[1].answered(HUB, host.at)
+    assert host.stage(0, None) is None
     alone = Origins(None, lambda: host.at)
     alone.failed(HUB, limited(60.0), host.at)
     assert refused(alone.enter, HUB).reason == "rate_limited"
