@@ -54,7 +54,7 @@ class RunningServer:
 
     grpc_port: int
     http_port: int
-    token_port: int = 0
+    token_port: int
 
 
 @asynccontextmanager

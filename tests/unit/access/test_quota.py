@@ -47,10 +47,12 @@ def test_a_caller_has_so_many_calls_under_way():
         assert refused(held, "ann", None, 2) == 1
         assert refused(held, "bob", None, 2) is None
         assert refused(held, "ann", None, 3) is None
+        assert refused(held, "ann", None, 2) == 1, "whose call ends has those under way still"
     assert refused(held, "ann", None, 1) is None
     with pytest.raises(KeyError), held.held("ann", None, 1):
         raise KeyError
     assert refused(held, "ann", None, 1) is None
+    assert not held._under_way, "R16 bounded: nothing is kept of who has none"
 
 
 def test_callers_without_end_cost_no_memory_without_end(monkeypatch):

@@ -163,8 +163,9 @@ async def test_so_many_callers_are_remembered(monkeypatch, others, first):
 @pytest.mark.parametrize(("late", "most"), [(0.049, 64), (0.051, 4)])
 @virtual
 async def test_a_loop_that_is_a_twentieth_of_a_second_late_lags(late, most):
-    """X2 unbreakable: then half as many run at once as before."""
+    """X2 unbreakable: then half as many run at once as before; whatever its clock shows."""
     limiter, loop = FairLimiter(64, narrows=True), asyncio.get_running_loop()
+    await asyncio.sleep(1000)
     if most == 64:
         for number in range(64):
             await _call(limiter, f"warm{number}", [], 0)
@@ -196,6 +197,22 @@ async def test_who_leaves_in_the_moment_in_which_its_turn_came_takes_no_place_al
         await asyncio.wait([waiting])
         assert waiting.cancelled()
     await _call(limiter, "c", begun := list[str]())
+    assert begun == ["c"]
+
+
+async def test_who_has_waited_too_long_in_the_moment_in_which_its_turn_came_takes_no_place_along():
+    """X2: as where something took the processor for long."""
+    limiter, loop = FairLimiter(1), asyncio.get_running_loop()
+    clock, behind = loop.time, 0.0
+    loop.time = lambda: clock() + behind  # type: ignore[method-assign]
+    async with limiter.held("a", timeout_seconds=1):
+        waiting = asyncio.create_task(_call(limiter, "b", []))
+        await asyncio.sleep(0)
+        behind = 2000.0
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        await waiting
+    await _call(limiter, "c", begun := list[str](), 0)
     assert begun == ["c"]
 
 
@@ -318,9 +335,12 @@ async def test_who_gave_up_is_not_waited_for(number):
             async with limiter.held("b", timeout_seconds=1):
                 pytest.fail("it has no place")
         assert told.value.reason is Reason.DEADLINE_EXCEEDED
-    await _end([asyncio.create_task(_call(limiter, "c", begun))])
+    cancelled = asyncio.create_task(_call(limiter, "c", begun))
+    await asyncio.sleep(0)
+    assert limiter._queued == 1, "those who gave up leave at once, and take no place of those who wait"
+    await _end([cancelled])
+    assert (limiter._queued, limiter._waiting) == (0, {})
     await running
-    assert not limiter._waiting
     assert not limiter._held
     await asyncio.gather(*(_call(limiter, one, begun) for one in "bc"))
     assert begun == ["a", "b", "c"]

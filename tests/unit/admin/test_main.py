@@ -38,11 +38,14 @@ def test_it_reads_its_settings_before_anything_else_and_is_supervised(monkeypatc
     monkeypatch.setattr(program, "raise_descriptor_limit", lambda: told.append("descriptors"))
     monkeypatch.setattr(program, "configure_logging", lambda: told.append("logs"))
     monkeypatch.setattr(program, "_serve", lambda given: ("serves", given))
+    monkeypatch.setattr(program.tracing, "start", lambda name, *_: told.append(f"traces as {name}"))
+    monkeypatch.setattr(program.tracing, "stop", lambda: told.append("traces are sent"))
     monkeypatch.setattr(program, "supervise", lambda *given: told.append(given))
     program.main()
-    (first, *between, (name, work, exits)) = told  # type: ignore[misc]
+    (first, *between, (name, work, exits), last) = told  # type: ignore[misc]
     assert first == (AdminSettings, "loraplane-admin", ["--etcd", "x"])
-    assert set(between) == {"spared", "descriptors", "logs"}
+    assert set(between) == {"spared", "descriptors", "logs", "traces as loraplane-admin"}
+    assert last == "traces are sent"
     assert (name, work) == ("loraplane-admin", ("serves", made))
     assert exits == {CannotListen: 2, TlsFailed: 2, EtcdUnauthenticated: 2}
 

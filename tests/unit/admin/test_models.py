@@ -78,6 +78,7 @@ async def test_the_fleet_lists_what_requests_may_ask_for_and_only_what_is_new(se
     status, tag, cards = await asks(served, **{"If-None-Match": told[1]})
     assert (status, tag == told[1]) == (200, False)
     assert [card["id"] for card in cards] == ["base-p", "acme/A", "other/b", "base", "c", "other/b"]
+    assert ids(await asks(served, "pool=q")) == ids((status, tag, cards))[3:]
     for query, code, reason in (("pool=none", 404, "POOL_NOT_FOUND"), ("pool=a%20b", 400, "INVALID_NAME")):
         reply = await served.page(f"/v1/models?{query}")
         assert (reply.status_code, reply.json()["error"]["reason"]) == (code, reason)

@@ -211,6 +211,7 @@ async def test_a_service_is_put_on_the_network_as_the_settings_say(monkeypatch):
 
     monkeypatch.setattr(Client, "aclose", noted)
     async with running(settings(http_names="lora.example.com"), drain_seconds=0) as ports:
+        assert ports.token_port == 0, "there is none"
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel:
             asked = health_pb2.HealthCheckRequest(service=SERVICE)
             assert (await health_pb2_grpc.HealthStub(channel).Check(asked)).status == NOT_SERVING
