@@ -171,8 +171,8 @@ class Writer:
             return await attempt.foretell()
         async with AsyncExitStack() as held:
             with attempt.unfenced():
-                self._gate.check()
                 await held.enter_async_context(self._turn(change, deadline.spend()))
+                self._gate.check()  # behind the turn: a later release may have come meanwhile
             return await attempt.carry_out()
 
     @asynccontextmanager

@@ -275,7 +275,7 @@ def _is_plainly_fit(made: Part) -> bool:
 
 def _refused(kind: type[Part], error: ValidationError, field: str) -> InvalidArgument:
     """The first complaint, with the path of the field and what to write instead; never the value itself."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors()[0]
     parts = [str(part) for part in first["loc"]]
     remedies = [one.description for one in fields_at(kind, parts)]
     while remedies and not remedies[-1]:

@@ -13,16 +13,20 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
+from starlette.requests import Request
+from starlette.responses import Response
 
 from registry.access.control import Shown
 from registry.access.methods import METHODS
 from registry.access.questions import Resource, Verb
 from registry.access.roles import OF_POOLS, OF_TENANTS, ROLES, AccessRole
-from registry.admin.rpc.calls import call_of
+from registry.admin.pages import endpoint
+from registry.admin.rpc.calls import CallContext, call_of, permit
 from registry.admin.rpc.service import DESCRIPTOR
 from registry.admin.rpc.visible import seen_status
 from registry.etcd3.ops import Put, Txn
 from registry.model.audit import AuditRecord
+from registry.runtime.http import CERTIFICATE
 from registry.store.pages import PageToken
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
@@ -239,6 +243,29 @@ async def test_a_caller_makes_no_more_calls_than_the_file_allows(served):
     await streams[0].aclose()
     await served.call("ListPools", pb.ListPoolsRequest(), ANN)
     await streams[1].aclose()
+
+
+@guarded(binding(AccessRole.VIEWER, "ann") + LIMITS)
+async def test_a_caller_asks_for_no_more_pages_than_the_file_allows(served):
+    """R16 bounded: by the same count; of health everybody may hear as often as they like."""
+
+    async def page(_: Request, call: CallContext) -> Response:
+        assert call.principal.name == "ann"
+        return Response()
+
+    certificate = {"pem": "PEM", "subject": ((("commonName", "ann"),),)}
+    scope = {
+        "type": "http",
+        "query_string": b"",
+        "headers": [],
+        "client": None,
+        "extensions": {CERTIFICATE: certificate},
+    }
+    for path, last in (("/v1/models", 429), ("/livez", 200)):
+        ask = endpoint(path, page, permit, served.service.ports.access)
+        replies = [await ask(Request(scope)) for _ in range(9)]
+        assert [one.status_code for one in replies] == [*[200] * 8, last]
+        assert replies[-1].headers.get("Retry-After") == ("1" if last == 429 else None)
 
 
 DENIED = "PERMISSION_DENIED"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Never
 
 import pytest
 import structlog.testing
 from grpc import StatusCode
 
+from registry.admin.rpc import handlers
 from registry.client.adapters import revision_of
 from registry.model.errors import Internal, Reason
 from registry.model.status import RememberedReplica, RememberedReplicas
@@ -257,6 +260,57 @@ async def test_the_page_for_gateways_says_where_adapters_are_and_only_what_is_ne
     status, _, told = await page(served, "pool=p")
     assert (status, told["error"]["reason"]) == (503, "ETCD_UNAVAILABLE")
     assert now() - begun <= 5.01
+
+
+@served
+async def test_a_pool_is_told_of_though_nothing_of_it_stands_first_that_can_be_read(served):
+    """R14 nack: nor does it matter that there is nothing at all."""
+    await served.make_pool()
+    assert (await page(served, "pool=p"))[2]["adapters"] == []
+    served.etcd.store.put(KEYS.adapter("p", "a"), b"?")
+    await served.call("ApplyAdapters", change_set(put("b")))
+    await asyncio.sleep(1)
+    assert [one["name"] for one in (await page(served, "pool=p"))[2]["adapters"]] == ["b"]
+    assert (await page(served, "pool=p&name=a"))[0] == 404
+
+
+@served
+async def test_who_watches_counts_of_replicas_is_told_all_of_them_after_each_change(served):
+    """R9: each answer is whole, so that a replica that is not in it is gone."""
+    await served.make_pool()
+    await served.call("ApplyAdapters", change_set(put("a"), put("b")))
+    await Replicas(served.client, KEYS).alive("r1")
+    request = pb.WatchResidencyRequest(pool="p", detail=pb.WatchResidencyRequest.COUNTS_BY_REPLICA)
+    answers = served.watch("WatchResidency", request)
+    for adapters, change in ((2, put("c")), (3, drop("a")), (2, put("d"))):
+        told = await anext(answers)
+        counted = [(one.replica, sum(count.adapters for count in one.counts)) for one in told.replicas]
+        assert (counted, told.snapshot, list(told.adapters)) == ([("r1", adapters)], True, [])
+        await served.call("ApplyAdapters", change_set(change))
+    await answers.aclose()
+
+
+@served
+async def test_a_change_is_traced_with_what_became_of_it_and_a_dry_run_is_not(served, monkeypatch):
+    told = list[tuple[object, ...]]()
+
+    @contextmanager
+    def stage(name: str, request_id: str, about: dict[str, object], *, caller: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            told.append((name, request_id, about["method"], about["pool"], about["revision"], caller))
+
+    monkeypatch.setattr(handlers.tracing, "stage", stage)
+    await served.make_pool()
+    made = await served.call("ApplyAdapters", change_set(put("a"), request_id="q"))
+    await served.refusal("ApplyAdapters", change_set(drop("none"), request_id="r"))
+    await served.call("ApplyAdapters", change_set(drop("a"), request_id="s", validate_only=True))
+    assert told[1:3] == [
+        ("change", "q", "ApplyAdapters", "p", made.revision, ""),
+        ("change", "r", *told[2][2:4], 0, ""),
+    ]
+    assert told[3][1] == ""
 
 
 @pytest.mark.parametrize("fault", [Internal(Reason.INTERNAL, "of ours", field="f"), KeyError("of ours")])

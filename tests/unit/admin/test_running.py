@@ -17,6 +17,8 @@ from grpc_reflection.v1alpha import reflection
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from registry.access.control import AccessControl
+from registry.access.roles import AccessRole
 from registry.admin import server
 from registry.admin.app import DRAIN_SECONDS, AdminPorts, AdminService, assemble
 from registry.admin.health import Readiness
@@ -37,6 +39,7 @@ from tests.support.played_admin import served
 from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS
 from tests.support.tls import Authority
+from tests.unit.admin.conftest import HEAD, NOW, ROOT, binding
 
 
 class Told(NamedTuple):
@@ -109,6 +112,10 @@ async def looks(service: AdminService, said: list[tuple[float, set[int]]]) -> No
         await asyncio.sleep(0.25)
 
 
+def request(client: tuple[str, int] | None = None) -> Request:
+    return Request({"type": "http", "query_string": b"", "headers": [], "client": client})
+
+
 @played
 async def test_methods_are_told_to_strangers_only_if_the_service_says_so(etcd):
     """A1 named: health is, always."""
@@ -162,6 +169,23 @@ async def test_a_service_that_fails_to_start_leaves_nothing_behind(etcd):
     assert [one for one in asyncio.all_tasks() if one is not asyncio.current_task()] == []
 
 
+@played
+async def test_a_service_follows_its_access_file_and_records_whom_it_refused(etcd, tmp_path):
+    """A2, A5: both end with it."""
+    file = tmp_path / "access.yaml"
+    file.write_text(HEAD + ROOT)
+    access = AccessControl(file, lambda: NOW)
+    service, first = made(etcd, access=access), access.digest
+    async with service.serving(cast("grpc.aio.Server", GrpcPort([])), Pages([])):
+        await asyncio.sleep(1)
+        file.write_text(HEAD + ROOT + binding(AccessRole.VIEWER, "ann"))
+        await endpoint("/v1/models", cast("Any", None), permit, access, service.denials)(request())
+        await asyncio.sleep(10)
+        assert access.digest != first
+        assert [key for key in etcd.store.kvs if key.startswith(KEYS.denied())]
+    assert [task for task in asyncio.all_tasks() if task.get_name() in {"access", "denials"}] == []
+
+
 @pytest.mark.parametrize(("reason", "status"), [("", 200), ("etcd does not answer", 503)])
 @served
 async def test_pages_for_machines(served, reason, status):
@@ -191,8 +215,7 @@ async def test_a_page_has_a_caller_who_is_known_by_an_address(client, told):
     async def page(_: Request, call: CallContext) -> Response:
         return JSONResponse([call.principal.name, call.origin, call.connection])
 
-    request = Request({"type": "http", "query_string": b"", "headers": [], "client": client})
-    reply = await endpoint("/v1/residency", page, permit)(request)
+    reply = await endpoint("/v1/residency", page, permit)(request(client))
     assert json.loads(bytes(reply.body)) == told
 
 
@@ -230,6 +253,16 @@ async def test_a_service_is_put_on_the_network_as_the_settings_say(monkeypatch):
         async with running(settings(http=f"127.0.0.1:{taken.getsockname()[1]}")):
             pytest.fail("it does not serve")
     assert len(closed) == 2
+
+
+async def test_a_service_is_reached_by_the_socket_of_its_host_where_the_settings_name_one(tmp_path):
+    file, socket = tmp_path / "access.yaml", tmp_path / "s"
+    file.write_text(HEAD + ROOT)
+    channel = grpc.aio.insecure_channel(f"unix:{socket}")
+    async with running(settings(access=file, socket=socket), drain_seconds=0), channel:
+        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        assert (await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=10)).status == NOT_SERVING
+    assert not socket.exists()
 
 
 async def test_what_the_settings_say_of_a_service():

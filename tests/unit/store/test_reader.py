@@ -234,7 +234,9 @@ async def test_one_replica(store, reader):
         assert (last_part(found.presence.key), found.status is not None, found.engine_hosts) == (name, says, ())
         assert [one.revision for one in store.asked] == [0, *[store.etcd.revision] * 2]
     for pool, reason in ((POOL, Reason.REPLICA_NOT_FOUND), ("gone", Reason.POOL_NOT_FOUND)):
+        store.asked.clear()
         assert await missing(reader.replica(pool, "r3", soon())) is reason
+        assert [one.key for one in store.asked] == [KEYS.replica(pool, "r3"), KEYS.pool(pool)]
 
 
 async def test_pages_of_replicas_with_what_each_says(store, reader, monkeypatch):

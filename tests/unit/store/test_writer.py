@@ -17,6 +17,7 @@ from registry.model.keys import last_part
 from registry.model.records import Meta
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer, ensure_meta
+from registry.transactions.changes import Change
 from registry.transactions.context import Caller, TxnLimits
 from tests.simulation.loop import virtual
 from tests.support.changes import KEYS, POOL, applying, creating, upsert
@@ -91,8 +92,8 @@ async def test_a_fault_of_ours_in_reading_the_record_forbids_nothing(monkeypatch
         await ensure_meta(etcd.as_client(), KEYS)
 
 
-def writer(etcd: FlakyEtcd) -> Writer:
-    gate = WriteGate()
+def writer(etcd: FlakyEtcd, gate: WriteGate | None = None) -> Writer:
+    gate = gate or WriteGate()
     gate.open()
     now = datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)
     return Writer(etcd.as_client(), KEYS, TxnLimits(), gate, rng=NoChance(), now=lambda: now)
@@ -112,18 +113,21 @@ async def test_an_audit_record_says_when_and_its_id_sorts_by_time():
     assert all(re.fullmatch(r"20260131T120000\.123456Z-[0-9a-f]{16}", one) for one in ids)
 
 
+class Slow(FlakyEtcd):
+    """Takes long for what is of one tenant."""
+
+    seconds = 5.0
+
+    async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+        if any(isinstance(op, Put) and b"/acme" in op.key for op in txn.success):
+            await asyncio.sleep(self.seconds)
+        return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+
 @virtual
 async def test_changes_of_one_tenant_come_one_after_another_and_who_waits_too_long_is_told_so():
     """W8 no-false-fail: nothing of it was sent, and other tenants do not wait."""
-    slow = 5.0
-
-    class Slow(FlakyEtcd):
-        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-            if any(isinstance(op, Put) and b"/acme" in op.key for op in txn.success):
-                await asyncio.sleep(slow)
-            return await super().txn(txn, timeout_seconds=timeout_seconds)
-
-    etcd = Slow()
+    slow, etcd = Slow.seconds, Slow()
     by, loop = writer(etcd), asyncio.get_running_loop()
 
     async def change(what: object, request_id: str, seconds: float = 30) -> float:
@@ -142,3 +146,23 @@ async def test_changes_of_one_tenant_come_one_after_another_and_who_waits_too_lo
     assert KEYS.adapter(POOL, "acme/d") not in etcd.etcd.kvs
     assert await first == slow
     assert await second == 2 * slow
+
+
+@virtual
+async def test_who_waits_for_a_turn_changes_nothing_once_the_store_forbids_it():
+    """R14: a later release came to it meanwhile."""
+    etcd, gate = Slow(), WriteGate()
+    by = writer(etcd, gate)
+
+    async def change(what: Change, request_id: str) -> None:
+        caller = Caller(operator("alice"), request_id, request_id_given=True)
+        await by.change(what, caller, Deadline.of(30), validate_only=False)
+
+    await change(creating(), "r0")
+    first, second = (asyncio.create_task(change(applying(upsert(f"acme/{name}")), name)) for name in "ab")
+    await asyncio.sleep(1)
+    gate.shut(FailedPrecondition(Reason.FUTURE_SCHEMA, "of a later release"))
+    await first
+    with pytest.raises(FailedPrecondition, match="later release"):
+        await second
+    assert KEYS.adapter(POOL, "acme/b") not in etcd.etcd.kvs

@@ -87,6 +87,7 @@ def test_refused(author, name):
     change, kind, reason, field = REFUSED[name]
     told = refused(author, change)
     assert (type(told), told.reason, told.field) == (kind, reason, field)
+    assert told.metadata.get("etag") != "0" or "there is no such record;" in told.message
 
 
 def test_too_large():

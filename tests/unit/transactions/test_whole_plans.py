@@ -230,6 +230,7 @@ def test_a_stale_etag_stops_each_change_that_takes_one(author, plan):
     right = revision(author, key)
     told = refused(author, replace(plan.change, etag=right - 1))
     assert (type(told), told.reason, told.metadata) == (Conflict, Reason.ETAG_MISMATCH, {"etag": str(right)})
+    assert f"current is {right};" in told.message
     named = {SetTenant: "tenant.etag", UpdatePool: "pool.etag"}
     assert told.field == named.get(type(plan.change), "etag")
     assert isinstance(author.plan(replace(plan.change, etag=right)), Commit)
