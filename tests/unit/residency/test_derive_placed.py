@@ -64,6 +64,20 @@ def moved(names: tuple[str, ...]) -> str:
     return next(one for one in tries if owners(one, 1, *names) == {newcomer} != owners(one, 1, *before))
 
 
+def test_who_was_to_serve_it_by_the_record_before_is_told_until_it_knows_the_new_one(world):
+    """R24: r2 serves what is not placed there any more, and nobody else serves anything yet."""
+    for name, zone in (("r1", "a"), ("r2", "b"), ("r3", "b")):
+        world.alive(name, labels={"zone": zone})
+    live = [*members("r1", labels={"zone": "a"}), *members("r2", "r3", labels={"zone": "b"})]
+    world.put("a", placement=Placement(replicas=1, selector={"zone": "a"}))
+    for name in ("r1", "r2", "r3"):
+        world.says(name, **among(live))
+    assert world.states("a") == {"r1": (SERVING, "")}
+    world.update("a", 2, source="v2", placement=Placement(replicas=2, selector={"zone": "b"}))
+    world.says("r2", **among(live))
+    assert world.states("a") == {"r1": (SERVING, "leaving"), "r2": (SERVING, ""), "r3": (PENDING, "not_seen")}
+
+
 def test_a_share_that_moves(world):
     """Until a replica has heard who lives now it serves what it did; who takes over is told as soon as it does."""
     name = moved(NAMES)

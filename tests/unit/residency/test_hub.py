@@ -15,7 +15,7 @@ from registry.etcd3.ops import Range, RangeResult, prefix_end
 from registry.model.errors import Unavailable
 from registry.model.names import name_key
 from registry.model.records import Placement
-from registry.model.status import Lazy
+from registry.model.status import Failed, Lazy
 from registry.residency import follower
 from registry.residency.derive import residency
 from registry.residency.hub import LINGER_SECONDS, ResidencyHub, ResidencyUpdate, Subscription
@@ -24,7 +24,7 @@ from registry.rollout.pool import PoolValues
 from tests.simulation.links import Way
 from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL, record
-from tests.support.residency_world import PENDING, SERVING, Replicas, among, members
+from tests.support.residency_world import FAILED, PENDING, SERVING, Replicas, among, members
 
 ADAPTERS = KEYS.adapters(POOL)
 
@@ -198,6 +198,26 @@ async def test_a_status_that_speaks_of_what_is_not_known_yet_waits_for_it(etcd: 
         assert (len(state(one, "b")), len(state(one, "c"))) == (change != "deletion", change == "creation")
 
 
+@played
+async def test_nothing_is_proven_of_a_record_that_has_not_arrived_by_a_replica_that_has(etcd: PlayedEtcd):
+    """R9: what b failed at is a record that is not known yet; another replica, which came later, is."""
+    board = Board(etcd)
+    await board.served("b", "a")
+    async with board.hub.look(POOL) as one:
+        await one.look()
+        unmute = board.mute()
+        revision = board.put("b", 2)
+        failed = [Failed(name="b", generation=2, reason="BAD", message="m", attempts=1, retry_at=None)]
+        await board.replicas.says("r1", revision, failed=failed)
+        await asyncio.sleep(1)
+        await board.replicas.alive("r2")
+        await asyncio.sleep(1)
+        assert (state(one, "b"), one.view.revision < revision) == ([SERVING, PENDING], True)
+        unmute()
+        await asyncio.sleep(1)
+        assert state(one, "b") == [FAILED, PENDING]
+
+
 @pytest.mark.parametrize("late", [KEYS.replicas(POOL), KEYS.statuses(POOL)])
 @played
 async def test_a_sidecar_that_restarts_keeps_its_places_though_one_of_its_keys_is_heard_of_late(etcd: PlayedEtcd, late):
@@ -354,6 +374,21 @@ async def test_whoever_comes_amid_publishes_is_told_of_what_replicas_serve_meanw
             await board.replicas.says("r1", second, lazy=lazy, **among(members("r1")))
             await looking
             assert served(fresh, "a") == {"r1": 5}, "nothing was told before its next status"
+
+
+@played
+async def test_who_knows_what_stood_just_before_it_was_made_anew_keeps_its_place(etcd: PlayedEtcd):
+    """R24: nothing was written since it was seen last, and its status and what came after it are heard of at once."""
+    board = Board(etcd)
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        await one.look()
+        await asyncio.sleep(1)
+        await board.replicas.says("r1", board.others())
+        etcd.store.delete(KEYS.adapter(POOL, "a"))
+        board.publish(2)
+        await asyncio.sleep(1)
+        assert served(one, "a") == {"r1": 1}
 
 
 @pytest.mark.parametrize("fields", [{}, {"placement": Placement(replicas=1)}], ids=str)

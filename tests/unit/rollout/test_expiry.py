@@ -11,6 +11,7 @@ import pytest
 
 from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.model.records import AdapterRecord, TenantRecord
+from registry.rollout import expiry
 from registry.transactions.context import Caller
 from tests.support.ending_services import NAME, SOMEBODY, Service, audits, begin
 from tests.support.played_etcd import PlayedEtcd, now, played
@@ -110,6 +111,37 @@ async def test_services_that_are_restarted_all_the_time_end_it_late_by_a_share(e
         one = Service(etcd, restarts, timedelta(days=99)).start()
     assert (now() - begun >= ttl, restarts > 3) == (True, True)
     assert len(audits(etcd)) == 1
+
+
+@played
+async def test_of_what_ends_by_its_age_little_is_asked_meanwhile(etcd: PlayedEtcd, monkeypatch):
+    """R16 bounded: it is looked at as often as the clock moves on, and its pool is never read."""
+    monkeypatch.setattr(expiry, "read_pool", None)
+    looks, read_clock = list[float](), expiry.read_clock
+
+    def noted(*args: Any) -> Any:
+        looks.append(now())
+        return read_clock(*args)
+
+    monkeypatch.setattr(expiry, "read_clock", noted)
+    (one,) = begin(etcd)
+    await one.apply(ttl_seconds=TTL)
+    await asyncio.sleep(TTL / 2)
+    assert len(looks) < 40
+    assert await ended(etcd) <= TTL + SOON_SECONDS
+
+
+@played
+async def test_what_is_deleted_is_counted_once_though_its_end_is_heard_of_late(etcd: PlayedEtcd):
+    (one,) = begin(etcd)
+    await one.apply(ttl_seconds=60)
+    await one.apply(name="acme/next", ttl_seconds=61)
+    await asyncio.sleep(60)
+    [watch] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == KEYS.all_adapters()]
+    watch.mute()
+    await ended(etcd, KEYS.adapter(POOL, "acme/next"))
+    await asyncio.sleep(1)
+    assert (stands(etcd), one.count["expired"], len(audits(etcd))) == (False, 2, 2)
 
 
 @played
