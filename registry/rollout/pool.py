@@ -320,8 +320,6 @@ def _known(known: dict[str, tuple[Member, ...]], replicas: Mapping[str, LiveRepl
 
 def _with_room(snapshot: PoolSnapshot, records: Values, values: PoolValues) -> PoolSnapshot:
     """The snapshot with the room that these records take."""
-    if values.changed is not None and not values.changed:
-        return replace(snapshot, revision=values.revision)
     keys = values.changed if values.changed is not None else {*snapshot.taken, *records}
     taken, change = snapshot.taken.mutate(), Counter[Selector]()
     for key in keys:

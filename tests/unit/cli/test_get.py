@@ -226,6 +226,9 @@ def test_replicas_are_counted_by_residency_unless_the_caller_sees_no_adapter(cli
         **dict.fromkeys(("wanted", "serving", "loaded"), 2),
         **dict.fromkeys(("behind", "pending", "failed", "unknown"), 0),
     }
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse()]]
+    [none] = cli("-o", "json", "get", "replicas", "--pool", "dev").json["items"]
+    assert none["adapters"] == dict.fromkeys(one["adapters"], 0)
     admin.answers["WatchResidency"] = [REFUSED]
     [one] = cli("-o", "json", "get", "replicas", "--pool", "dev").json["items"]
     assert "adapters" not in one
