@@ -214,6 +214,9 @@ async def test_a_watch_tells_each_record_once_from_where_a_list_ended(served):
         await served.call("SetTenant", pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=7)))
         told = await anext(answers)
         assert [one.changes[0].kind for one in told.entries] == ["tenant"]
+        served.etcd.store.delete(KEYS.denied("1"))
+        told = await anext(answers)
+        assert (told.revision, list(told.entries)) == (served.etcd.store.revision, []), "whose time is over"
 
 
 @served

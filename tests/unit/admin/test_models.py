@@ -16,6 +16,7 @@ from registry.access.principal import operator
 from registry.admin.rpc import models, visible
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.models import FleetModels
+from registry.admin.rpc.streams import Residency
 from registry.model.errors import Unavailable
 from registry.runtime.clock import Deadline
 from registry.store.reader import Reader
@@ -130,6 +131,10 @@ def test_who_asks_sees_what_residency_would_show(tmp_path):
             assert await seen("acme") == ["p base-p", "p acme/A", "q base-q", "q acme/A"]
             assert await seen("ops") == ["q base-q", "q acme/A", "q other/b"]
             assert await seen("nobody") == []
+        where = Residency(served.service.hub, Reader(served.client, KEYS)).page
+        grants = [None, *(access.grant(operator(name)) for name in ("acme", "ops", "nobody"))]
+        tags = [(await where(request("pool=q"), call(grant))).headers["ETag"] for grant in grants]
+        assert len({*tags}) == 4, "who may see more from now on is not told that nothing is new"
 
     play(scene)
 
