@@ -15,6 +15,7 @@ from registry.etcd3.ops import Put, Txn
 from registry.model.audit import DenialRecord
 from registry.store import audits
 from registry.v1 import registry_pb2 as pb
+from tests.simulation.links import Way
 from tests.support.admin import change_set, drop, put
 from tests.support.played_admin import Aborted, Context, Served, served
 from tests.support.records import KEYS
@@ -243,3 +244,21 @@ async def test_a_watch_from_what_etcd_does_not_keep_is_refused(served):
     assert "list what is kept" in caught.value.message
     refused = await served.refusal("WatchAudit", pb.WatchAuditRequest(start_revision=-1))
     assert refused.told[2] == "start_revision"
+
+
+@served
+async def test_a_watch_that_etcd_left_behind_is_told_from_where_it_did_not_hear(served):
+    """R13: whoever lists anew knows from when."""
+    await fill(served)
+    link = served.etcd.links["m0"]
+    async with aclosing(served.watch("WatchAudit", pb.WatchAuditRequest())) as answers:
+        await anext(answers)
+        await store(served, KEYS.denied("3"), DENIED.to_bytes())
+        heard = (await anext(answers)).revision
+        link.set_way(Way.REFUSED)
+        served.etcd.store.put(KEYS.denied("4"), DENIED.to_bytes())
+        served.etcd.store.put(KEYS.denied("5"), DENIED.to_bytes())
+        served.etcd.store.compact(served.etcd.store.revision)
+        link.set_way(Way.OPEN)
+        with pytest.raises(Aborted, match=f"does not keep revision {heard + 1} "):
+            await asyncio.wait_for(anext(answers), 60)
