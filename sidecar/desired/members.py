@@ -218,8 +218,7 @@ class MembersWatcher:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
-            if not self._is_wanted:
-                await self._news.wait()
+            await self._news.wait()
             self._news.clear()
             if self._is_wanted:
                 await self._follow_while_wanted()
@@ -228,6 +227,7 @@ class MembersWatcher:
         async with asyncio.TaskGroup() as tasks:
             self._roll.restore(self._cache.mailbox.snapshot.members or {})
             self._attendance = Attendance(self._refused)
+            self._heard.clear()
             following = tasks.create_task(self._follow(), name="members")
             calling = tasks.create_task(self._call(), name="roll call")
             while self._is_wanted:

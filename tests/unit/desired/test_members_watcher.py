@@ -59,12 +59,13 @@ class Told(Played):
         self.silent: set[str] = set()
         self.slow: set[str] = set()
         self.held: dict[str, int] = {}
+        self.unread: set[str] = set()
         self.is_away = False
         scene.client.range = self.range  # type: ignore[method-assign]
 
     async def range(self, op: Range) -> RangeResult:
         """Of presences none but those that were told; beside them a status of each that is not silent."""
-        if self.is_away:
+        if self.is_away or last_part(op.key) in self.unread:
             raise EtcdUnavailable("away", maybe_applied=False)
         name, found = last_part(op.key), tuple[KeyValue, ...]()
         await asyncio.sleep(name in self.slow)
@@ -87,11 +88,13 @@ class Told(Played):
         if members is not None:
             assert self.after_a_restart() == members
 
-    def after_a_restart(self) -> dict[str, Member] | None:
+    def restarted(self) -> Scene:
         """What another process would find, to which this one's files are left."""
         self._copies += 1
-        again = taken_up(shutil.copytree(self._folder, self._folder.with_name(f"copy-{self._copies}")))
-        found = again.mailbox.snapshot.members
+        return taken_up(shutil.copytree(self._folder, self._folder.with_name(f"copy-{self._copies}")))
+
+    def after_a_restart(self) -> dict[str, Member] | None:
+        found = self.restarted().mailbox.snapshot.members
         return None if found is None else dict(found)
 
 
@@ -255,8 +258,43 @@ async def test_members_are_followed_only_while_somebody_has_to_know_them(told):
     assert (told.watches, told.members, len(told.scene.mailbox.posted)) == (1, None, posted)
     await told.scene.watcher._take(Changed(53, (Event(ONE_MORE.key, 53, ONE_MORE),)))
     await eventually(lambda: told.watches == 2)
+    assert told.watcher._attendance.members == {}, "who was alive when they were followed before"
     await told.hear(listed(card("r1"), card("r2")))
     await told.become(fleet("r1", "r2"))
+
+
+async def test_what_was_heard_when_nobody_had_to_know_is_no_list_of_when_somebody_has_to(told, monkeypatch):
+    """R13 static-stable: of a first list, whoever cannot be read is not left out then either."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+    await told.hear(listed(card("r1"), card("r2")))
+    await told.become(fleet("r1", "r2"))
+    told.says.put_nowait(put("r3"))
+    told.watcher.want(wanted=False)
+    await told.become(None)
+    told.unread = {"r2"}
+    with structlog.testing.capture_logs() as lines:
+        told.watcher.want(wanted=True)
+        await eventually(lambda: told.watches == 2)
+        await told.hear(listed(card("r1"), card("r2")))
+        await eventually(lambda: len([one for one in lines if one["event"] == "members_not_followed"]) > 2)
+    assert told.members is None
+    told.unread = set()
+    await told.become(fleet("r1", "r2"))
+
+
+async def test_after_a_restart_who_comes_counts_at_once_beside_those_who_were_known(told, monkeypatch):
+    """R3 converge, R13: nobody waits until the others had the time to come."""
+    await told.hear(listed(card("r1"), card("r2")))
+    await told.become(fleet("r1", "r2"))
+    monkeypatch.setattr(module, "BELIEVE_SECONDS", 3600.0)
+    again = Told(told.restarted(), Path())
+    monkeypatch.setattr(module, "Reflector", lambda *_, **__: again)
+    running = asyncio.create_task(again.watcher.run())
+    await again.scene.take(Connected("etcd-1"))
+    again.watcher.want(wanted=True)
+    await again.hear(listed(card("r1"), card("r3")))
+    await eventually(lambda: again.members == fleet("r1", "r2", "r3"))
+    await end(running)
 
 
 async def test_who_lives_is_written_and_told_once(told):
