@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -231,15 +230,13 @@ class Staging:
 
     def _rearrange(self) -> None:
         if any(task.cancelling() for task in self._working.values()):
-            return  # by others than us: the group ends, and takes no more tasks, however long these take to end
+            return  # by others than us: the group ends, and takes no more tasks, however these end and whenever
         change = self._slots.rearrange(_now())
         for turn in change.stop:
             self._working.pop(turn).cancel()
             _log.info("staging_put_back", name=turn.stage.name, origin=turn.origin, seconds=turn.had_seconds)
         for turn in change.begin:
-            task = self._tasks.create_task(self._run(turn), name=f"stage {turn.stage.name}")
-            task.add_done_callback(partial(self._leave, turn))
-            self._working[turn] = task
+            self._working[turn] = self._tasks.create_task(self._run(turn), name=f"stage {turn.stage.name}")
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -274,9 +271,10 @@ class Staging:
         self._end(turn, failed)
 
     def _end(self, turn: Turn, failed: str) -> None:
-        task = self._working.pop(turn, None)
+        task = self._working.get(turn)
         if task is None or task.cancelling():
             return  # its end came with that of its turn, and the next one will find what is there; or with the group's
+        del self._working[turn]
         self._slots.end(turn)
         seconds, stage = _now() - turn.entered, turn.stage
         STAGE_SECONDS.observe(seconds)
@@ -284,11 +282,6 @@ class Staging:
         del self.in_progress[turn.stage.ref]
         self._rearrange()
         self._on_end()
-
-    def _leave(self, turn: Turn, task: asyncio.Task[None]) -> None:
-        """Stops the alarm where a task was cancelled by others than us: all of the group are."""
-        if task.cancelled() and turn in self._working and self._alarm is not None:
-            self._alarm.cancel()
 
 
 def _now() -> float:

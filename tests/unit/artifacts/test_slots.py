@@ -60,8 +60,10 @@ def play(script: Script, store: Any = None, *, seconds: float | None = None, **e
     store = store or TimedStore()
     how = {"on_failure": lambda *_: None, "on_end": lambda: None} | ends
 
+    troubles: list[dict[str, Any]] = []
+
     async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: pytest.fail(str(context)))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
                 staging = Staging(store, tasks, **how)
@@ -70,7 +72,7 @@ def play(script: Script, store: Any = None, *, seconds: float | None = None, **e
             await asyncio.sleep(2 * FOR_EVER)
 
     loop.play(run())
-    assert not store.at_once
+    assert (store.at_once, troubles) == ([], [])
     return store
 
 
@@ -131,6 +133,19 @@ def test_what_nobody_wants_any_more_ends_at_once_and_its_slots_go_to_others():
 
     play(script, on_failure=lambda *each: told.append(each), on_success=told.append)
     assert told == [good, unwanted[0]]
+
+
+def test_who_waits_begins_as_soon_as_those_before_are_wanted_no_more():
+    """R19: and not when their turn would have been over."""
+    good = stage("https://good.example/1", "good/a")
+
+    async def script(staging: Staging, _: TimedStore) -> None:
+        staging.start(slow(QUICK_SLOTS))
+        staging.start([good])
+        await asyncio.sleep(0.5)
+        staging.stop({one.ref for one in slow(QUICK_SLOTS)})
+
+    assert play(script).done == {good.ref.uri: 1.5}
 
 
 def test_who_has_both_an_origin_and_a_tenant_among_the_slow_ones_takes_no_slot_of_theirs():
@@ -335,8 +350,10 @@ def test_a_pace_is_judged_after_a_minute_of_waiting_for_the_source(missing, is_k
 Script = Callable[[Staging, Any], Coroutine[Any, Any, None]]
 
 
-@pytest.mark.parametrize("ends", [None, "cancelled", "staged"])
-def test_nothing_is_begun_once_a_group_ends_however_long_its_stagings_take_to_end(ends):
+@pytest.mark.parametrize(
+    ("ends", "seconds"), [("cancelled", 0.0), ("cancelled", LONG_SECONDS), ("staged", 0.5), ("staged", LONG_SECONDS)]
+)
+def test_nothing_is_begun_once_a_group_ends_however_long_its_stagings_take_to_end(ends, seconds):
     """X2, R12: turns are over meanwhile, and stagings may come to their end; the group takes no more, nor an alarm."""
 
     class Lingering(TimedStore):
@@ -344,7 +361,7 @@ def test_nothing_is_begun_once_a_group_ends_however_long_its_stagings_take_to_en
             try:
                 return await super().ensure(ref)
             except asyncio.CancelledError:
-                await asyncio.sleep(LONG_SECONDS if ends else 0)
+                await asyncio.sleep(seconds)
                 if ends == "staged":
                     return Staged("id", "/path", "sha256:0", 8)
                 raise
