@@ -56,7 +56,7 @@ class SizeIndex:
             OSError: the store cannot be read.
         """
         with self._mutex:
-            if self._length is None or self._length != self._changes_bytes():
+            if self._length != self._changes_bytes():
                 self._list()
             return self._used_bytes
 

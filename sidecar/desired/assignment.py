@@ -108,9 +108,8 @@ class Assigner:
     def _undecided(self, desired: DesiredState) -> Share:
         """What needs no other replica is served all the same."""
         fitting = [one for one in desired.adapters.values() if _fits(one.terms, self._labels)]
-        waits = [_needs_members(one.terms) for one in fitting]
-        order = sorted(one.rank for one, wait in zip(fitting, waits, strict=True) if not wait)
-        undecided = sorted(one.rank for one, wait in zip(fitting, waits, strict=True) if wait)
+        order = sorted(one.rank for one in fitting if not _needs_members(one.terms))
+        undecided = sorted(one.rank for one in fitting if _needs_members(one.terms))
         return Share(tuple(order), undecided=tuple(undecided))
 
     def _find(self, desired: DesiredState, members: Members) -> Share:

@@ -96,10 +96,12 @@ def test_what_somebody_else_loaded_is_not_ours_to_hand_over():
     assert [call for call in plan.calls if isinstance(call, Unload)] == [Unload("N-other", "/store/adapters/sha256-v1")]
 
 
-def test_a_rollout_without_a_strategy_has_no_canaries():
+@pytest.mark.parametrize(("strategy", "generations"), [(None, [1, 1, 1]), ({"canary": {"replicas": 1}}, [1, 1, 2])])
+def test_canaries_alone_serve_what_is_rolled_out_and_without_a_strategy_nobody_is_one(strategy, generations):
     """Whoever cannot tell who is to go first lets nobody go first."""
-    state = desired(rolling("a", 5))
-    assert {share(state, replica=replica).version(state.adapters["a"]).generation for replica in FLEET} == {1}
+    state = desired(rolling("a", 5, strategy=strategy))
+    found = [share(state, replica=replica).version(state.adapters["a"]) for replica in FLEET]
+    assert sorted(one.generation for one in found) == generations
 
 
 def test_only_very_many_places_take_long():
@@ -185,7 +187,8 @@ def test_a_replica_that_leaves_serves_what_all_do_and_unloads_nothing():
     assert plan.leaving == (leaving,)
     back = share(ONE_EACH, FLEET)
     assert not back.is_out
-    assert not share(desired(kv("all", 1)), ELSEWHERE).is_out, "where nobody has to know who lives"
+    for everywhere in (kv("all", 1), kv("all", 1, placement=placed_at("all", zone="x"))):
+        assert not share(desired(everywhere), None).is_out, "where nobody has to know who lives"
 
 
 def test_what_was_taken_over_just_now_is_told_no_more_and_not_yet_unloaded():

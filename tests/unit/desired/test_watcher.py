@@ -284,6 +284,7 @@ async def test_who_left_while_only_the_watch_on_adapters_was_down_is_gone_once_i
     await eventually(lambda: set(scene.mailbox.snapshot.members or ()) == {"r1", "r2"})
     await scene.take(Disconnected("it is away", denied=False))
     await played.hear(Changed(51, (Event(others.key, 51, None),)), Progressed(52))
+    await eventually(lambda: set(watcher._roll._listed) == {"r1"} and not watcher._news.is_set())
     assert set(scene.mailbox.snapshot.members or ()) == {"r1", "r2"}, "whether this store may be followed is in doubt"
     await scene.take(Connected("etcd-1"))
     await eventually(lambda: set(scene.mailbox.snapshot.members or ()) == {"r1"})

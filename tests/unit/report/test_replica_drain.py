@@ -485,12 +485,15 @@ async def test_who_drained_a_replica_is_told(scene, said, told):
 
 @pytest.fixture
 def waiting(scene, monkeypatch) -> list[float]:
-    """For how many seconds each call that waits does."""
+    """For how many seconds each call does that waits now."""
     began, wait = list[float](), scene.drain.wait
 
     async def noted(seconds: float) -> Need:
         began.append(seconds)
-        return await wait(seconds)
+        try:
+            return await wait(seconds)
+        finally:
+            began.remove(seconds)
 
     monkeypatch.setattr(scene.drain, "wait", noted)
     return began
@@ -542,6 +545,7 @@ async def test_who_goes_away_gives_the_place_back(scene, waiting):
             return await code() == 200
 
         await eventually(has_room)
+    await eventually(lambda: not waiting)
     server.stop()
     await asyncio.wait_for(running, 60)
 

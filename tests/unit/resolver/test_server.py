@@ -269,7 +269,11 @@ def test_a_question_is_a_line_of_at_most_4096_bytes_in_whatever_pieces(pieces, i
 def test_a_host_without_descriptors_is_asked_again_in_half_a_second():
     """R16, X2: whoever took them may not end the answers to everybody, nor have them spin."""
     asker = ask()
-    loop = serve(OSError(24, "Too many open files"), OSError(24, "Too many open files"), asker)
+    with capture_logs() as logged:
+        loop = serve(OSError(24, "Too many open files"), OSError(24, "Too many open files"), asker)
+    assert [(line["event"], line["error"]) for line in logged] == [
+        ("question_not_accepted", "[Errno 24] Too many open files")
+    ]
     assert loop.accepted_at == [pytest.approx(at) for at in (0.0, 0.5, 1.0, 1.0)]
     assert asker.got == FOUND
 
