@@ -295,6 +295,7 @@ def test_opening_makes_the_folders_of_an_absolute_and_plain_root_and_may_be_repe
     names = {path.name for path in (tmp_path / "store").iterdir()}
     assert names == {"adapters", "tmp", "locks", "leases", "reports", "pins", "bundles", "damaged", "state"}
     assert not list((tmp_path / "store").glob("*/*"))
+    assert open_layout(tmp_path / "var" / "lib" / "store", "r1").adapters.is_dir(), "as the folders above it"
 
 
 def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path):

@@ -77,6 +77,22 @@ def test_only_what_changed_is_written(file, monkeypatch):
     assert written == [f"{B}\n".encode()]
 
 
+@pytest.mark.parametrize("content", [None, f"{B}\n", f"{A}\n{B[:9]}", f"{A}\n{B}\n# mine\n"])
+def test_a_file_that_somebody_removed_or_changed_is_written_again_with_each_lease(file, monkeypatch, content):
+    """R7: a fault of ours is told."""
+    leases = opened(file)
+    assert leases.add(A)
+    assert leases.add(B)
+    assert not leases.are_lost()
+    file.unlink() if content is None else file.write_text(content)
+    assert leases.are_lost()
+    write(leases, file)
+    assert (file.read_text(), leases.are_lost()) == (f"{A}\n{B}\n", False)
+    monkeypatch.setattr(module, "read_leases", raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        leases.are_lost()
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_what_could_not_be_written_is_written_the_next_time(file, monkeypatch, error):
     """R7, fault 25: whatever ended it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from registry.lora.base import BaseModules
 from registry.lora.directory import digest_of
 from registry.lora.ed25519 import read_public_key
 from registry.lora.ed25519 import sign as sign_digest
@@ -35,6 +36,7 @@ PRIVATE, PUBLIC = make_ec_key()
 OTHER = make_ec_key()[0]
 LAX = PoolSpec(name="p", base_models=["base"])
 STRICT = PoolSpec(name="p", base_models=["base"], limits=PoolLimits(require_signature=True))
+BASE = BaseModules({"q_proj": (8, 8)}, ("llama",))
 NOW, LATER = datetime(2026, 11, 1, tzinfo=UTC), datetime(2027, 11, 1, tzinfo=UTC)
 
 
@@ -157,6 +159,14 @@ async def test_what_does_not_hold_is_refused_whatever_the_pool_says(opened, adap
 
 
 async def test_a_bundle_counts_where_it_says(opened, adapter):
+    for base in ("llama", BASE.fingerprint):
+        sign(adapter, base=base)
+        store = opened(policy())
+        assert (await refusal(store, ref(adapter))).reason == "signed_for_other"
+        assert [store.trust.signatures.follow(LAX, BASE) for _ in range(2)] == [True, False]
+        assert (await store.ensure(ref(adapter))).is_proven, "what is known of the engine's base"
+        for kept in store._layout.bundles.iterdir():
+            kept.unlink()
     sign(adapter, names=("acme/*",), pools=("p",), base="base", not_after=LATER)
     assert (await opened(policy(bind=["name", "pool", "base", "notAfter"])).ensure(ref(adapter))).is_proven
     sign(adapter)
@@ -209,9 +219,12 @@ async def test_a_policy_that_comes_later_asks_for_what_is_in_the_store(opened, a
     assert (error.reason, "no rule for the tenant acme" in error.message) == ("signer_untrusted", True)
     (adapter / SIGNATURE_FILE).unlink()
     bundle = next((store._layout.root / "bundles").iterdir())
-    for content in (b"", b"{}", bundle.read_bytes().replace(b"adapter_config.json", b"adapter_other.json")):
+    for content in (b"", b"{}", b"[]", bundle.read_bytes().replace(b"adapter_config.json", b"adapter_other.json")):
         bundle.write_bytes(content)
         assert (await refusal(opened(policy()), ref(adapter))).reason == "bundle_missing", "what is kept proves itself"
+    bundle.unlink()
+    bundle.mkdir()
+    assert (await refusal(opened(policy()), ref(adapter))).reason == "bundle_missing"
 
 
 async def test_a_pool_asks_for_a_signature_where_the_host_does_not(opened, adapter):
