@@ -128,7 +128,10 @@ async def test_a_folder_that_was_refused_is_taken_once_its_files_are_others(stor
 async def test_a_source_that_cannot_be_asked_now_is_taken_to_be_as_it_was(store, sources, monkeypatch):
     """R8, R9: what was refused stays refused, whatever becomes of the place meanwhile. A fault of ours is told."""
     adapter = unpinned(write_adapter(sources / "a"))
-    for error, told in ((ArtifactError("source_io", "it is away"), SourceUnchanged), (ZeroDivisionError(), ZeroDivisionError)):
+    for error, told in (
+        (ArtifactError("source_io", "it is away"), SourceUnchanged),
+        (ZeroDivisionError(), ZeroDivisionError),
+    ):
         monkeypatch.setattr(FileSource, "version", raising(error))
         with pytest.raises(told):
             await store.ensure(adapter, "one")

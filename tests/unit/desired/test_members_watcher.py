@@ -137,6 +137,7 @@ async def test_who_comes_goes_or_changes_is_in_force_and_found_after_a_restart(t
     await told.become(fleet("r1"))
     await told.hear(listed(card("r1"), card("r4")))
     await told.become(fleet("r1", "r4"))
+    assert told.watcher._attendance._proofs.keys() == {"r1", "r4"}, "R16: of who is gone nothing is kept"
 
 
 async def test_a_presence_that_nobody_can_read_is_nobodys_and_one_line_a_minute(told):
@@ -189,6 +190,23 @@ async def test_who_is_silent_holds_up_nobody_who_reports(told, monkeypatch):
     told.slow = ghosts
     await told.hear(put("r2"))
     await told.become(fleet("r1", "r2"))
+
+
+async def test_who_stays_silent_is_asked_more_and_more_seldom_until_somebody_comes(told, monkeypatch):
+    """R16 bounded: reads are etcd's budget, from each second to each minute."""
+    pauses, heard_within = list[float | None](), module.heard_within
+
+    async def hastened(seconds: float | None, news: asyncio.Event) -> bool:
+        pauses.append(seconds)
+        return await heard_within(seconds and seconds / 1000, news)
+
+    monkeypatch.setattr(module, "heard_within", hastened)
+    told.silent = {"ghost"}
+    for came in (listed(card("r1"), card("ghost")), put("r2")):
+        pauses.clear()
+        await told.hear(came)
+        await eventually(lambda: pauses.count(60.0) > 1)
+        assert pauses[pauses.index(1.0) :][:8] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
 async def test_who_comes_while_it_is_read_who_reports_is_asked_for_at_once(told, monkeypatch):
