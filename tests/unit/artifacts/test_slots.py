@@ -100,15 +100,16 @@ def test_any_number_of_slow_sources_holds_up_a_quick_one_for_a_moment_and_a_larg
     assert len(store.done) == 104
 
 
-def test_what_takes_long_is_not_begun_anew_while_nobody_else_waits():
+@pytest.mark.parametrize("seconds", [30, 3 * LONG_SECONDS])
+def test_what_takes_long_is_not_begun_anew_while_nobody_else_waits(seconds):
     """No work is thrown away for the sake of the same source's next adapter."""
 
     async def script(staging: Staging, _: TimedStore) -> None:
-        staging.start([stage(f"https://one.example/{number}/30", "one/a") for number in range(40)])
+        staging.start([stage(f"https://one.example/{number}/{seconds}", "one/a") for number in range(40)])
 
     store = play(script)
     assert len(store.begun) == len(store.done) == 40
-    assert max(store.done.values()) == 5 * 30 + QUICK_SECONDS
+    assert max(store.done.values()) == 5 * seconds + QUICK_SECONDS
 
 
 def test_what_nobody_wants_any_more_ends_at_once_and_its_slots_go_to_others():
