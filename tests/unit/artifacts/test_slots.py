@@ -289,6 +289,20 @@ def test_who_had_as_much_time_as_another_takes_no_slot_of_it():
     assert moved(slots, 123.0)[0][-1:] == "y", "a place is free"
 
 
+def test_who_has_a_slot_keeps_it_against_one_of_the_same_origin_and_tenant():
+    """R8: no work is thrown away for the sake of the same source's next adapter."""
+    slots = StagingSlots()
+    for number in range(LONG_SLOTS):
+        slots.admit(Turn(stage(f"https://one.example/{number}", f"one/{number}"), 0.0))
+    slots.rearrange(0.0)
+    slots.rearrange(2.0)
+    waiting = Turn(stage("https://one.example/x", "one/x"), 0.0, had_seconds=1.0, is_long=True)
+    slots._slow.append(waiting)
+    assert moved(slots, 122.0) == ("", "")
+    waiting.tenant = "other"
+    assert moved(slots, 122.0) == ("x", "0")
+
+
 def test_ties_go_to_the_origin_then_to_the_tenant_that_has_less_and_then_to_who_came_first():
     """R19: at work or put back, both count."""
     slots = StagingSlots()
