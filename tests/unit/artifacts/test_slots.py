@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.ingest import Pace
 from sidecar.artifacts.staging import (
     LONG_SECONDS,
@@ -161,8 +161,9 @@ def test_who_has_both_an_origin_and_a_tenant_among_the_slow_ones_takes_no_slot_o
 def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
     """R8, R9: success, what the store says, and a fault of our own, which ends nothing else."""
     ends: list[tuple[object, ...]] = []
-    fine, bad, broken = (stage(f"https://{name}.example/a", name) for name in ("fine", "bad", "broken"))
-    errors = {bad.ref: ArtifactError("too_large", "it is"), broken.ref: ZeroDivisionError()}
+    fine, bad, same, broken = (stage(f"https://{name}.example/a", name) for name in ("fine", "bad", "same", "broken"))
+    unchanged = SourceUnchanged()
+    errors = {bad.ref: ArtifactError("too_large", "it is"), same.ref: unchanged, broken.ref: ZeroDivisionError()}
     running: list[Staging] = []
 
     class Store(TimedStore):
@@ -175,21 +176,25 @@ def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
     async def script(staging: Staging, _: TimedStore) -> None:
         running.append(staging)
         await asyncio.sleep(100)
-        for one in (fine, fine, bad, broken):
+        for one in (fine, fine, bad, same, broken):
             staging.start([one])
-        assert staging.in_progress.keys() == {fine.ref, bad.ref, broken.ref}
+        assert staging.in_progress.keys() == {fine.ref, bad.ref, same.ref, broken.ref}
+
+    def failed(stage: Stage, error: ArtifactError | SourceUnchanged) -> None:
+        told = (error.reason, error.permanent) if isinstance(error, ArtifactError) else (error,)
+        ends.append((stage, *told))
 
     before = STAGE_SECONDS._sum.get()
     play(
         script,
         Store(),
-        on_failure=lambda stage, error: ends.append((stage, error.reason, error.permanent)),
+        on_failure=failed,
         on_end=lambda: ends.append(("left", len(running[0].in_progress))),
         on_success=lambda stage: ends.append((stage,)),
     )
-    told = [(fine,), ("left", 2), (bad, "too_large", True), ("left", 1), (broken, "internal_error", False), ("left", 0)]
-    assert ends == told
-    assert STAGE_SECONDS._sum.get() - before == pytest.approx(3 * 1.5)
+    told = [(fine,), (bad, "too_large", True), (same, unchanged), (broken, "internal_error", False)]
+    assert ends == [one for left, end in zip((3, 2, 1, 0), told, strict=True) for one in (end, ("left", left))]
+    assert STAGE_SECONDS._sum.get() - before == pytest.approx(4 * 1.5)
 
 
 def test_origins():
