@@ -55,6 +55,7 @@ class PoolWatch:
         self._away_since: float | None = asyncio.get_running_loop().time()
         self._listed = asyncio.Event()
         self._has_listed = asyncio.Event()
+        self._taking = asyncio.Lock()
         self._bases: frozenset[str] = frozenset()
         self._ready: tuple[ReadyReplica, ...] = ()
         self._is_refused = False
@@ -124,8 +125,7 @@ class PoolWatch:
             async for page in pages:
                 found += [ready for one in page.replicas if (ready := ready_replica(one)) is not None]
         self._bases, self._ready, self._is_refused = frozenset(pool.base_models), tuple(found), False
-        if self.pool is not None:
-            await self._take(self.pool.residency)
+        await self._take()
 
     async def _heard(self, state: PoolResidency) -> None:
         """Takes a state of residency, by which the registry is not away.
@@ -139,12 +139,16 @@ class PoolWatch:
             self._away_since, self.trouble = None, ""
             _log.info("registry_followed", pool=self.name, revision=state.revision, adapters=len(state.adapters))
 
-    async def _take(self, state: PoolResidency) -> None:
-        before = self.pool
-        seen = seen_since(before.seen, before.residency, state) if before is not None else {}
-        pool = PickPool(self.name, state, self._bases, self._ready, seen=seen)
-        names = names_to_resolve(state, self._ready)
-        self.pool = replace(pool, resolved=await _resolved(names)) if names else pool
+    async def _take(self, newer: PoolResidency | None = None) -> None:
+        """Takes a newer state, or the one that is known with what was listed; one after the other, as each waits."""
+        async with self._taking:
+            before = self.pool
+            if (state := newer or (before and before.residency)) is None:
+                return
+            seen = seen_since(before.seen, before.residency, state) if before is not None else {}
+            pool = PickPool(self.name, state, self._bases, self._ready, seen=seen)
+            names = names_to_resolve(state, self._ready)
+            self.pool = replace(pool, resolved=await _resolved(names)) if names else pool
 
     def _lost(self, error: RegistryError) -> None:
         is_news, self.trouble = self._away_since is None or self.trouble == _NOT_YET, str(error)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -76,6 +77,31 @@ async def test_a_pool_is_known_with_its_bases_and_its_ready_replicas():
         assert (pool.bases, [one.url for one in pool.ready]) == ({"tiny"}, ["http://10.0.0.2:8000"])
         assert pool.seen["sql"][0].last_revision == 5
         assert (watch.away_seconds, watch.trouble) == (0.0, "")
+        admin.answers["ListReplicas"] = [
+            pb.ListReplicasResponse(replicas=[replica(engine={"url": "http://10.0.0.3:1"})])
+        ]
+        await eventually(
+            lambda: watch.pool is not None and [one.url for one in watch.pool.ready] == ["http://10.0.0.3:1"]
+        )
+
+
+async def test_a_listing_does_not_bring_back_what_was_served_before(monkeypatch):
+    """R5, R13: hosts are looked up for as long as DNS takes, and meanwhile the registry may tell something newer."""
+    asked: list[str] = []
+
+    async def resolved(names: frozenset[str]) -> dict[str, str]:
+        asked.extend(names)
+        await asyncio.sleep(0.2 if "old" in names else 0.05)
+        return dict.fromkeys(names, "10.0.0.1")
+
+    monkeypatch.setattr(following, "_resolved", resolved)
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1, url="http://old:8000"), state(9, 1, url="http://new:8000"), Hold()]]
+    async with watching(admin) as watch:
+        await known(watch, 9)
+        listings = len(asked)
+        await eventually(lambda: len(asked) > listings + 2)
+        assert (watch.pool.revision, watch.pool.resolved) == (9, {"new": "10.0.0.1"})
 
 
 async def test_a_pool_is_not_known_before_its_base_is():
@@ -97,6 +123,17 @@ async def test_what_was_known_stays_while_the_registry_is_away():
         await known(watch, 6)
         assert watch.away_seconds == 0.0
         assert all(channel.graces for channel in admin.channels[:-1])
+
+
+async def test_a_registry_that_stays_away_is_asked_ever_more_slowly(monkeypatch):
+    """R16 bounded: and at once again after it was there."""
+    failures: list[int] = []
+    monkeypatch.setattr(following, "_AGAIN", SimpleNamespace(delay=lambda count, _: failures.append(count) or 0.0))
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [GONE, GONE, [state(5, 1), GONE], GONE, [state(6, 1), Hold()]]
+    async with watching(admin) as watch:
+        await known(watch, 6)
+        assert failures == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["it ends", "nobody answers a listing"])
@@ -126,10 +163,16 @@ async def test_who_may_see_residency_alone_knows_adapters_and_no_base():
     """A2 deny-by-default: the role router is enough for adapters."""
     admin = FakeAdmin()
     admin.answers["WatchResidency"] = [[state(5, 1), Hold()]]
-    admin.answers["GetPool"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "no")]
-    async with watching(admin) as watch:
-        await eventually(lambda: len(admin.asked("GetPool")) > 2)
-        assert ((await known(watch)).bases, watch.away_seconds, len(admin.channels)) == (frozenset(), 0.0, 1)
+    no = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "no")
+    admin.answers["GetPool"] = [no]
+    with structlog.testing.capture_logs() as logged:
+        async with watching(admin) as watch:
+            await eventually(lambda: len(admin.asked("GetPool")) > 2)
+            assert ((await known(watch)).bases, watch.away_seconds, len(admin.channels)) == (frozenset(), 0.0, 1)
+            admin.answers["GetPool"] = [pb.Pool(name="p", base_models=["tiny"]), no]
+            await eventually(lambda: len([one for one in logged if one["event"] == "base_not_known"]) == 2)
+            assert watch.pool.bases == {"tiny"}
+    assert [one["event"] for one in logged] == ["base_not_known", "registry_followed", "base_not_known"], "once each"
 
 
 async def test_hosts_of_engines_are_looked_up(monkeypatch):
