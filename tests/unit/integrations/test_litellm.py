@@ -21,7 +21,7 @@ def module(monkeypatch) -> ModuleType:
     """The integration, beside what it needs of LiteLLM."""
     for name in ("litellm", "litellm.integrations", "litellm.integrations.custom_logger"):
         made = ModuleType(name)
-        made.CustomLogger = type("CustomLogger", (), {})  # type: ignore[attr-defined]
+        made.CustomLogger = type("CustomLogger", (), {"__init__": lambda self: setattr(self, "is_logger", True)})  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, made)
     monkeypatch.delitem(sys.modules, "loraplane.integrations.litellm", raising=False)
     return import_module("loraplane.integrations.litellm")
@@ -42,10 +42,12 @@ class PlayedRegistry:
     def __init__(self) -> None:
         self.states: asyncio.Queue[PoolResidency] = asyncio.Queue()
         self.refusals: list[Exception] = []
+        self.opened = 0
         self.asked: list[str] = []
         self.is_open = False
 
     async def __aenter__(self) -> Self:
+        self.opened += 1
         self.is_open = True
         return self
 
@@ -77,7 +79,7 @@ async def follows(module: ModuleType, *states: PoolResidency, **more: Any) -> tu
     registry = PlayedRegistry()
     for one in states:
         registry.states.put_nowait(one)
-    return module.LoraPlaneRouting(lambda: registry, ["p"], **more), registry
+    return module.LoraPlaneRouting(lambda: registry, more.pop("pools", ["p"]), **more), registry
 
 
 @virtual
@@ -89,6 +91,20 @@ async def test_an_adapter_goes_to_those_that_serve_it_and_nowhere_else(module):
     assert await kept(routing, "hosted_vllm/a") == ["r1"]
     assert await kept(routing, "none") == []
     assert await kept(routing, "base") == ["r1", "r2", "r3"], "LiteLLM's own matter"
+    assert routing.is_logger, "LiteLLM's own part of it was made"
+    await routing.aclose()
+
+
+@pytest.mark.parametrize(
+    "request_kwargs",
+    [{"model": "a"}, {"model": "hosted_vllm/a", "metadata": {"model_group": "hosted_vllm/*"}}],
+    ids=["no group", "the group is the wildcard"],
+)
+@virtual
+async def test_a_request_says_which_model_a_wildcard_took(module, request_kwargs):
+    routing, _ = await follows(module, state(a=[residence("r1", "a")]))
+    [found] = await routing.async_filter_deployments("*", DEPLOYMENTS, None, request_kwargs)
+    assert found["model_info"]["id"] == "r1"
     await routing.aclose()
 
 
@@ -108,13 +124,29 @@ async def test_what_changes_counts_from_the_next_request_on(module):
     assert await kept(routing, "a") == ["r3"]
     await routing.aclose()
     assert not registry.is_open
+    registry.states.put_nowait(state(a=[residence("r1", "a")]))
+    assert await kept(routing, "a") == ["r1"], "who asks after its end has it follow again"
+    await routing.aclose()
+
+
+class Defect(Exception):
+    """A fault of ours."""
+
+
+@virtual
+async def test_a_fault_of_ours_is_not_repeated_in_silence_and_the_next_request_begins_anew(module):
+    routing, registry = await follows(module, state(a=[residence("r1", "a")]))
+    registry.refusals = [Defect()]
+    assert await kept(routing, "a") == ["r1", "r2", "r3"]
+    assert (await kept(routing, "a"), registry.asked, registry.opened) == (["r1"], ["p", "p"], 2)
+    await routing.aclose()
 
 
 @virtual
 async def test_a_request_may_ask_for_a_generation(module):
-    parts = [residence("r1", "a", 2), residence("r2", "a", 3)]
+    parts = [residence("r1", "a", 1), residence("r2", "a", 3)]
     routing, _ = await follows(module, state(a=parts))
-    for asked, found in ((2, ["r1"]), ("3", ["r2"]), (4, []), ("new", []), (None, ["r1", "r2"])):
+    for asked, found in ((1, ["r1"]), ("3", ["r2"]), (4, []), ("new", []), (None, ["r1", "r2"])):
         assert await kept(routing, "a", loraplane_generation=asked) == found
     await routing.aclose()
 
@@ -128,18 +160,23 @@ async def test_versioned_names_are_models_of_their_own_and_so_are_generations_th
     await routing.aclose()
 
 
+@pytest.mark.parametrize("known", [[], [state()]], ids=["none is known", "one of two pools is known"])
 @pytest.mark.parametrize(("fail_open", "found"), [(True, ["r1", "r2", "r3"]), (False, [])])
 @virtual
-async def test_before_a_first_state_requests_wait_a_moment_once(module, fail_open, found):
-    routing, registry = await follows(module, fail_open=fail_open)
+async def test_before_a_first_state_requests_wait_a_moment_once(module, known, fail_open, found):
+    routing, registry = await follows(module, *known, fail_open=fail_open, pools=["p", "q"][: 1 + len(known)])
     loop = asyncio.get_running_loop()
     began = loop.time()
     assert await kept(routing, "a") == found
     assert loop.time() - began == pytest.approx(5.0)
     assert await kept(routing, "a") == found
     assert loop.time() - began == pytest.approx(5.0)
-    registry.states.put_nowait(state(a=[residence("r1", "a")]))
     await asyncio.sleep(0.01)
+    waits = [one for one in asyncio.all_tasks() if one.get_coro().__qualname__ == "Event.wait"]
+    assert waits == [], "R16 bounded"
+    for _ in range(1 + len(known)):
+        registry.states.put_nowait(state(a=[residence("r1", "a")]))
+        await asyncio.sleep(0.01)
     assert await kept(routing, "a") == ["r1"]
     await routing.aclose()
 
@@ -175,19 +212,20 @@ def test_another_event_loop_gets_a_connection_of_its_own(module):
         return made[-1]
 
     routing = module.LoraPlaneRouting(connect, ["p"])
-    for _ in range(2):
-        assert asyncio.run(kept(routing, "a")) == ["r1"]
+    with asyncio.Runner() as one, asyncio.Runner() as other:
+        for runner in (one, other):
+            assert runner.run(kept(routing, "a")) == ["r1"]
     assert len(made) == 2
 
 
 @virtual
 async def test_of_names_that_are_gone_a_bounded_number_is_kept(module, monkeypatch):
-    """R16 bounded."""
+    """R16 bounded: of those that went last."""
     monkeypatch.setattr(module, "GONE_KEPT", 2)
-    routing, _ = await follows(module, state(a=[], b=[], c=[]), state())
+    routing, _ = await follows(module, *(state(**{one: [] for one in names}) for names in ("abc", "bc", "ac", "c", "")))
     await kept(routing, "a")
     await asyncio.sleep(0.01)
-    assert len(routing._gone) == 2
+    assert [len(await kept(routing, name)) for name in "abc"] == [0, 3, 0]
     await routing.aclose()
     await routing.aclose()
 

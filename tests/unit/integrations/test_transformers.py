@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -37,10 +39,13 @@ class PlayedClient:
         self.served: set[int] = set()
         self.failure: Exception | None = None
         self.labels: dict[str, str] | None = None
-        self.goes_on = Event()
+        self.goes_on, self.promotes, self.is_promoting = Event(), Event(), Event()
         self.goes_on.set()
+        self.promotes.set()
 
     def get(self, name: str, pool: str) -> Any:
+        if self.failure is not None:
+            raise self.failure
         if self.labels is None:
             raise NotFound(Reason.ADAPTER_NOT_FOUND, "none")
         return SimpleNamespace(labels=self.labels)
@@ -51,9 +56,12 @@ class PlayedClient:
             raise self.failure
         assert (source / "adapter_config.json").is_file(), "its files are there when it is published"
         self.versions.append((source, labels, more))
+        self.labels = labels
         return Published(name, pool, len(self.versions), source.as_uri(), "", 1, "r")
 
     def promote(self, name: str, pool: str, *, generation: int, wait: bool) -> None:
+        self.is_promoting.set()
+        assert self.promotes.wait(60)
         self.promoted.append(generation)
 
     def withdraw(self, name: str, pool: str) -> None:
@@ -120,6 +128,7 @@ def test_each_checkpoint_is_published_with_step_run_and_metrics(make, client, tm
     client.labels, withdraws = {"team": "bi", "step": "old"}, bool(adapter)
     callback = make(labels={"by": "me"}, load="lazy", ttl="7d", withdraw_at_end=withdraws)
     trainer = PlayedTrainer(callback, tmp_path, adapter=adapter).begin()
+    trainer.state.log_history = [{"of_before": 9.0}, {"epoch": 0.0}]
     trainer.step(metrics={"eval_loss": 0.25})
     trainer.step()
     trainer.end()
@@ -142,10 +151,13 @@ def test_each_checkpoint_is_published_with_step_run_and_metrics(make, client, tm
 
 
 def test_every_n_steps_the_adapter_alone_is_written_and_published(make, client, tmp_path):
-    trainer = PlayedTrainer(make(every=2), tmp_path, adapter="policy").begin()
+    trainer = PlayedTrainer(make(every=2), tmp_path, adapter="policy")
+    trainer.args.run_name = None
+    trainer.begin()
     for _ in range(5):
-        trainer.step(saves=False)
+        trainer.step()
     assert [folder.name for folder, _, _ in client.versions] == ["step-2", "step-4"]
+    assert re.fullmatch("[0-9a-f]{8}", client.versions[0][1]["run"]), "a run without a name has a number"
     assert [(folder / "adapter_model.safetensors").read_text() for folder, _, _ in client.versions] == ["2", "4"]
 
 
@@ -179,16 +191,43 @@ def test_of_several_adapters_of_a_model_the_default_one_is_published(make, clien
     assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-def test_only_rank_0_does_anything(make, client, tmp_path):
-    trainer = PlayedTrainer(make(every=1, promote=lambda _: True, withdraw_at_end=True), tmp_path, rank=1).begin()
+@pytest.mark.parametrize("every", [1, "save"])
+def test_only_rank_0_does_anything(make, client, tmp_path, every):
+    asked: list[object] = []
+    callback = make(every=every, at_start=True, promote=asked.append, withdraw_at_end=True)
+    trainer = PlayedTrainer(callback, tmp_path, rank=1).begin()
     trainer.step(metrics={"eval_loss": 1.0})
     trainer.end()
-    assert (client.versions, client.promoted, client.withdrawn) == ([], [], [])
+    assert (client.versions, asked, client.withdrawn) == ([], [], [])
     assert not (tmp_path / "loraplane").exists()
 
 
+def test_a_second_run_publishes_too_and_a_run_leaves_no_thread_behind(make, client, tmp_path):
+    """X3 given-back. What an earlier run wrote at the same step goes: it went on from a checkpoint before."""
+    trainer = PlayedTrainer(make(wait=False), tmp_path)
+    for run in range(2):
+        trainer.begin()
+        trainer.state.global_step = 0
+        trainer.step()
+        thread = trainer.callback._thread
+        assert thread.daemon, "a registry that hangs must not keep the process"
+        (tmp_path / "loraplane" / "step-1" / f"adapter_{run}").touch()
+        trainer.end()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [folder.name for folder, _, _ in client.versions] == ["step-1", "step-1"]
+    assert not (tmp_path / "loraplane" / "step-1" / "adapter_0").exists()
+
+
+def test_a_run_that_published_nothing_ends_at_once(make, tmp_path):
+    trainer = PlayedTrainer(make(end_seconds=0.05), tmp_path).begin()
+    trainer.end()
+    assert trainer.callback.last_error is None
+
+
 def test_a_registry_that_is_away_stops_no_run_and_the_error_can_be_read(make, client, tmp_path, caplog):
-    client.failure = Unavailable(Reason.DEADLINE_EXCEEDED, "no answer of admin:7600")
+    """Nor is a version published then without the labels that the adapter has."""
+    client.failure, client.labels = Unavailable(Reason.DEADLINE_EXCEEDED, "no answer of admin:7600"), {"team": "bi"}
     trainer = PlayedTrainer(make(), tmp_path).begin()
     trainer.step()
     assert trainer.callback.last_error is client.failure
@@ -196,7 +235,7 @@ def test_a_registry_that_is_away_stops_no_run_and_the_error_can_be_read(make, cl
     client.failure = None
     trainer.step()
     trainer.end()
-    assert (trainer.callback.last_error, len(client.versions)) == (None, 1)
+    assert (trainer.callback.last_error, [one["team"] for _, one, _ in client.versions]) == (None, ["bi"])
 
 
 def test_who_wants_a_run_to_end_by_it_says_so(make, client, tmp_path):
@@ -209,9 +248,10 @@ def test_who_wants_a_run_to_end_by_it_says_so(make, client, tmp_path):
         trainer.end()
 
 
-def test_a_slow_registry_holds_no_step_up_and_gets_the_newest_version_next(make, client, tmp_path):
+def test_a_slow_registry_holds_no_step_up_and_gets_the_newest_version_next(make, module, client, tmp_path, monkeypatch):
     client.goes_on.clear()
-    trainer = PlayedTrainer(make(wait=False), tmp_path).begin()
+    monkeypatch.setattr(module, "monotonic", lambda: 0.0)
+    trainer = PlayedTrainer(make(wait=False, end_seconds=1.0), tmp_path).begin()
     for _ in range(5):
         trainer.step()
     assert client.versions == []
@@ -271,12 +311,34 @@ def test_an_evaluation_after_the_version_is_there_promotes_it_too(make, client, 
     assert client.promoted == [1]
 
 
+def test_an_evaluation_while_another_version_is_promoted_is_not_forgotten(make, client, tmp_path):
+    client.promotes.clear()
+    trainer = PlayedTrainer(make(every=1, promote=lambda _: True, wait=False), tmp_path).begin()
+    trainer.step(saves=False, metrics={"eval_loss": 0.1})
+    assert client.is_promoting.wait(60)
+    trainer.step(saves=False, metrics={"eval_loss": 0.1})
+    client.promotes.set()
+    trainer.end()
+    assert client.promoted == [1, 2]
+
+
 def test_a_checkpoint_without_an_adapter_is_said_and_leaves_nothing(make, client, tmp_path):
     trainer = PlayedTrainer(make(), tmp_path).begin()
     trainer.state.global_step = 1
     trainer.callback.on_save(trainer.args, trainer.state, None)
     assert "there is no adapter_config.json in" in str(trainer.callback.last_error)
     assert list((tmp_path / "loraplane").iterdir()) == []
+
+
+def test_a_full_disk_stops_no_run(make, client, tmp_path):
+    def full(_folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = PlayedTrainer(make(every=1), tmp_path).begin()
+    trainer.model.save_pretrained = full
+    trainer.step(saves=False)
+    assert "No space left" in str(trainer.callback.last_error)
+    assert (client.versions, list((tmp_path / "loraplane").iterdir())) == ([], [])
 
 
 @pytest.mark.parametrize(
