@@ -118,10 +118,10 @@ def headers_of(headers: ext.HttpHeaders) -> dict[str, str]:
 
 def subset_of(request: ext.ProcessingRequest) -> frozenset[str] | None:
     """The addresses that the gateway allows; None: it does not say."""
-    metadata = request.metadata_context.filter_metadata
-    if SUBSET_NAMESPACE not in metadata or SUBSET not in metadata[SUBSET_NAMESPACE].fields:
+    fields = request.metadata_context.filter_metadata[SUBSET_NAMESPACE].fields
+    if SUBSET not in fields:
         return None
-    value = metadata[SUBSET_NAMESPACE].fields[SUBSET]
+    value = fields[SUBSET]
     if value.WhichOneof("kind") == "list_value":
         return frozenset(one.string_value for one in value.list_value.values)
     return frozenset(part.strip() for part in value.string_value.split(",") if part.strip())

@@ -27,6 +27,8 @@ def test_a_load_is_what_is_on_its_way_and_the_queue():
     loads.leave("a")
     loads.leave("a")
     assert (loads.get("a"), loads.get("nobody"), loads.in_flight) == (3.0, 0.0, 0)
+    loads.queues = {}
+    assert [*loads] == [], "R16 bounded: engines come and go"
 
 
 async def test_queues_are_read_and_what_cannot_be_read_has_none(monkeypatch):

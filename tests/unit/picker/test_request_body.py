@@ -48,6 +48,7 @@ def test_all_else_stays_byte_for_byte():
     body = ' { "a": 1.00, "model" : "s\\u0071l" , "seed": 12345678901234567890, "b": "ü", "a": 1e0 }\n'.encode()
     found = model_of(body)
     assert (found.name, found.renamed("sql@3")) == ("sql", body.replace(b'"s\\u0071l"', b'"sql@3"'))
+    assert model_of(b'{"a":[1],"model":"sql","b":{}}').renamed("sql@3") == b'{"a":[1],"model":"sql@3","b":{}}'
 
 
 values = st.recursive(
