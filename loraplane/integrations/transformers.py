@@ -186,7 +186,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         folder = Path(args.output_dir).absolute() / "loraplane" / f"step-{state.global_step}"
         try:
             _fill_whole(folder, fill)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - as in `_try`; safetensors has its own for a full disk
             self._failed("write", error)
             return
         with self._changed:
@@ -315,10 +315,8 @@ def _copy(adapter: Path, folder: Path) -> None:
 
 def _save(model: Any, folder: Path) -> None:  # noqa: ANN401 - a model of peft
     model.save_pretrained(folder)
-    adapter = _adapter_in(folder)
-    if adapter != folder:
-        for file in adapter.iterdir():
-            file.rename(folder / file.name)
+    for file in _adapter_in(folder).iterdir():
+        file.rename(folder / file.name)
     for other in [one for one in folder.iterdir() if one.is_dir()]:  # as the copy that TRL compares with
         shutil.rmtree(other)
 

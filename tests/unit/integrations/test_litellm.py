@@ -97,8 +97,8 @@ async def test_an_adapter_goes_to_those_that_serve_it_and_nowhere_else(module):
 
 @pytest.mark.parametrize(
     "request_kwargs",
-    [{"model": "a"}, {"model": "hosted_vllm/a", "metadata": {"model_group": "hosted_vllm/*"}}],
-    ids=["no group", "the group is the wildcard"],
+    [{"model": "a"}, *({"model": "hosted_vllm/a", "metadata": {"model_group": one}} for one in ("hosted_vllm/*", ""))],
+    ids=["no group", "the group is the wildcard", "the group is empty"],
 )
 @virtual
 async def test_a_request_says_which_model_a_wildcard_took(module, request_kwargs):
@@ -227,6 +227,17 @@ async def test_of_names_that_are_gone_a_bounded_number_is_kept(module, monkeypat
     await asyncio.sleep(0.01)
     assert [len(await kept(routing, name)) for name in "abc"] == [0, 3, 0]
     await routing.aclose()
+    await routing.aclose()
+
+
+@virtual
+async def test_a_registry_is_named_by_its_address(module, monkeypatch):
+    asked: list[str] = []
+    registry = PlayedRegistry()
+    registry.states.put_nowait(state(a=[residence("r1", "a")]))
+    monkeypatch.setattr(module, "AsyncRegistry", lambda address: asked.append(address) or registry)
+    routing = module.LoraPlaneRouting("admin:7600", ["p"])
+    assert (await kept(routing, "a"), asked) == (["r1"], ["admin:7600"])
     await routing.aclose()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -37,6 +38,7 @@ class PlayedClient:
         self.promoted: list[int] = []
         self.withdrawn: list[str] = []
         self.served: set[int] = set()
+        self.is_deleted = False
         self.failure: Exception | None = None
         self.labels: dict[str, str] | None = None
         self.goes_on, self.promotes, self.is_promoting = Event(), Event(), Event()
@@ -70,7 +72,7 @@ class PlayedClient:
     def residency(self, pool: str, timeout_seconds: float) -> Iterator[PoolResidency]:
         parts = [Residence(f"r{g}", "", {}, "", g, State.SERVING, "", loaded=True, last_used="") for g in self.served]
         adapter = AdapterResidency("acme/p", len(self.versions), "eager", tuple(parts), "")
-        yield PoolResidency(1, MappingProxyType({"acme/p": adapter}))
+        yield PoolResidency(1, MappingProxyType({} if self.is_deleted else {"acme/p": adapter}))
 
 
 class PlayedTrainer:
@@ -163,14 +165,15 @@ def test_every_n_steps_the_adapter_alone_is_written_and_published(make, client, 
 
 def test_a_run_may_begin_with_what_it_has(make, client, tmp_path):
     """Rollouts before the first step have a version too; a run that goes on has one of the step it goes on from."""
-    trainer = PlayedTrainer(make(every=1, at_start=True), tmp_path)
+    trainer = PlayedTrainer(make(every=1, at_start=True, run="mine"), tmp_path)
     assert trainer.callback.published_step == -1
     trainer.state.global_step = 7
     trainer.begin()
     assert (trainer.callback.published.generation, trainer.callback.published_step) == (1, 7)
     trainer.step(saves=False)
     assert (trainer.callback.published.generation, trainer.callback.published_step) == (2, 8)
-    assert [(one.name, labels["step"]) for one, labels, _ in client.versions] == [("step-7", "7"), ("step-8", "8")]
+    told = [(one.name, labels["step"], labels["run"]) for one, labels, _ in client.versions]
+    assert told == [("step-7", "7", "mine"), ("step-8", "8", "mine")]
     client.failure = Unavailable(Reason.ADMIN_UNAVAILABLE, "away")
     with pytest.raises(Unavailable):
         PlayedTrainer(make(every=1, at_start=True, on_error="raise"), tmp_path).begin()
@@ -279,20 +282,27 @@ def test_folders_of_old_versions_go_but_not_while_a_replica_serves_them(make, cl
         trainer.step()
     assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-1", "step-3", "step-4"]
     client.served = {5}
+    shutil.rmtree(tmp_path / "loraplane" / "step-3")  # by somebody who needed the room
     trainer.step()
     assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-4", "step-5"]
+    client.is_deleted = True
+    trainer.step()
+    assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-5", "step-6"]
+    assert trainer.callback.last_error is None
 
 
-def test_nothing_is_removed_while_nobody_can_say_what_is_served(make, client, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("keep", "fails"), [(1, True), (3, False)], ids=["some are old", "none is old"])
+def test_nothing_is_removed_while_nobody_can_say_what_is_served(make, client, tmp_path, monkeypatch, keep, fails):
     def away(*_: object, **__: object) -> Iterator[PoolResidency]:
         raise Unavailable(Reason.DEADLINE_EXCEEDED, "no answer")
         yield
 
     monkeypatch.setattr(client, "residency", away)
-    trainer = PlayedTrainer(make(keep_last_n=1), tmp_path).begin()
+    trainer = PlayedTrainer(make(keep_last_n=keep), tmp_path).begin()
     for _ in range(3):
         trainer.step()
     assert len(list((tmp_path / "loraplane").iterdir())) == 3
+    assert isinstance(trainer.callback.last_error, Unavailable) is fails
 
 
 @pytest.mark.parametrize(("loss", "promoted"), [(0.1, [1]), (0.9, [])])
@@ -330,9 +340,17 @@ def test_a_checkpoint_without_an_adapter_is_said_and_leaves_nothing(make, client
     assert list((tmp_path / "loraplane").iterdir()) == []
 
 
-def test_a_full_disk_stops_no_run(make, client, tmp_path):
+class SafetensorError(Exception):
+    """As safetensors fails to write."""
+
+
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, FULL), SafetensorError(FULL)])
+def test_a_full_disk_stops_no_run(make, client, tmp_path, error):
     def full(_folder: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     trainer = PlayedTrainer(make(every=1), tmp_path).begin()
     trainer.model.save_pretrained = full
