@@ -184,12 +184,21 @@ async def test_a_connection_that_would_be_made_with_files_of_before_is_not_used_
     assert (first.ended, second.ended) == (["retired"], [])
 
 
-@pytest.mark.parametrize(("is_old", "maybe_applied", "tries"), [(True, False, 2), (True, True, 1), (False, False, 1)])
+HANDSHAKE = TlsFailed("unknown authority", maybe_applied=False)
+
+
+@pytest.mark.parametrize(
+    ("is_old", "error", "tries"),
+    [
+        (True, HANDSHAKE, 2),
+        (True, TlsFailed("unknown authority", maybe_applied=True), 1),
+        (False, HANDSHAKE, 1),
+        (True, NoSpace("full"), 1),
+    ],
+)
 @virtual
-async def test_a_handshake_that_failed_by_files_of_before_is_tried_with_the_new_ones(
-    monkeypatch, is_old, maybe_applied, tries
-):
-    """A6 rotates: with the newest ones it is told at once, and so is what may have been applied."""
+async def test_a_handshake_that_failed_by_files_of_before_is_tried_with_the_new_ones(monkeypatch, is_old, error, tries):
+    """A6 rotates: with the newest ones it is told at once, and so is what may have been applied, or says another."""
     opened: list[Opened] = []
 
     class Refused(Opened):
@@ -201,12 +210,12 @@ async def test_a_handshake_that_failed_by_files_of_before_is_tried_with_the_new_
             if len(opened) > 1:
                 return rpc.RangeResponse(count=7)
             self.is_old = is_old
-            raise TlsFailed("unknown authority", maybe_applied=maybe_applied)
+            raise error
 
     monkeypatch.setattr("registry.etcd3.calls.MemberConnection", Refused)
     calls = MemberCalls(ClientOptions(("a:1",)), random.Random(1))
     if tries == 1:
-        with pytest.raises(TlsFailed):
+        with pytest.raises(type(error)):
             await calls.call(RANGE, rpc.RangeRequest(), 5.0)
     else:
         assert (await calls.call(RANGE, rpc.RangeRequest(), 5.0)).count == 7

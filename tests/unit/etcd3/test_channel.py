@@ -228,6 +228,17 @@ async def test_a_connection_is_closed_when_its_last_call_has_ended(monkeypatch, 
 
 
 @virtual
+async def test_a_channel_that_is_closed_before_anything_was_sent_applied_nothing(monkeypatch):
+    """W8 no-false-fail."""
+    opened = Channel(IDLE)
+    monkeypatch.setattr(opened, "wait_for_state_change", AsyncMock(side_effect=grpc.aio.UsageError("closed")))
+    async with connected(opened) as connection:
+        with pytest.raises(EtcdUnavailable, match="the channel is closed") as told:
+            await connection.call(TXN, rpc.TxnRequest(), deadline=5.0, token=None)
+        assert not told.value.maybe_applied
+
+
+@virtual
 async def test_a_fault_of_ours_while_a_connection_is_made_is_told_as_it_is():
     async with connected(Channel(IDLE)) as connection:
         with pytest.raises(Defect):

@@ -157,6 +157,9 @@ def test_a_fault_of_ours_is_no_trouble_with_files(authority, files, reader, told
     with pytest.raises(Defect):
         reader.newest()
     assert told == []
+    monkeypatch.setattr(Path, "open", breaks)
+    with pytest.raises(Defect):
+        tls.certificate_spans({"--tls-cert": files.certificate})
 
 
 def test_the_same_files_are_not_checked_again_and_a_new_trouble_is_told_again(
