@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -28,7 +28,7 @@ from registry.picker.metrics import PickerMetrics
 from registry.picker.served import PickPool
 from registry.picker.stream import Picker, PickRules
 from registry.runtime.http import CERTIFICATE, HttpServer
-from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, RefusedFor
+from registry.runtime.page_guard import Hosts, PageGuard, Refusals, RefusedFor
 from registry.runtime.process import Supervisor
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -53,12 +53,12 @@ class PickerPorts:
 
     connect: Connect
     pools: tuple[str, ...]
-    rules: PickRules = field(default_factory=PickRules)
-    queue_metric: str = ""
-    queue_seconds: float = 1.0
-    drain_seconds: float = 2.0
-    hosts: Hosts = NAMELESS
-    is_asking_scrapers: bool = False
+    rules: PickRules
+    queue_metric: str
+    queue_seconds: float
+    drain_seconds: float
+    hosts: Hosts
+    is_asking_scrapers: bool
 
 
 @dataclass(frozen=True, slots=True)

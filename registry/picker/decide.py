@@ -207,4 +207,4 @@ def _choose(
         return max(group, key=lambda one: blake2b(f"{name}\0{one.replica}".encode(), digest_size=8).digest())
     least = min(loads.get(one.address, 0.0) for one in loaded)
     equal = [one for one in loaded if loads.get(one.address, 0.0) == least]
-    return equal[min(int(place / len(group) * len(equal)), len(equal) - 1)]
+    return equal[int(place / len(group) * len(equal))]

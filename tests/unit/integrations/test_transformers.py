@@ -207,10 +207,11 @@ def test_only_rank_0_does_anything(make, client, tmp_path, every):
 
 def test_a_second_run_publishes_too_and_a_run_leaves_no_thread_behind(make, client, tmp_path):
     """X3 given-back. What an earlier run wrote at the same step goes: it went on from a checkpoint before."""
-    trainer = PlayedTrainer(make(wait=False), tmp_path)
+    trainer = PlayedTrainer(make(), tmp_path)
     for run in range(2):
         trainer.begin()
         trainer.state.global_step = 0
+        trainer.step()
         trainer.step()
         thread = trainer.callback._thread
         assert thread.daemon, "a registry that hangs must not keep the process"
@@ -218,7 +219,7 @@ def test_a_second_run_publishes_too_and_a_run_leaves_no_thread_behind(make, clie
         trainer.end()
         thread.join(60)
         assert not thread.is_alive()
-    assert [folder.name for folder, _, _ in client.versions] == ["step-1", "step-1"]
+    assert [folder.name for folder, _, _ in client.versions] == ["step-1", "step-2"] * 2
     assert not (tmp_path / "loraplane" / "step-1" / "adapter_0").exists()
 
 
@@ -251,10 +252,11 @@ def test_who_wants_a_run_to_end_by_it_says_so(make, client, tmp_path):
         trainer.end()
 
 
-def test_a_slow_registry_holds_no_step_up_and_gets_the_newest_version_next(make, module, client, tmp_path, monkeypatch):
+def test_a_slow_registry_holds_no_step_up_and_gets_the_newest_version_next(module, client, tmp_path, monkeypatch):
     client.goes_on.clear()
     monkeypatch.setattr(module, "monotonic", lambda: 0.0)
-    trainer = PlayedTrainer(make(wait=False, end_seconds=1.0), tmp_path).begin()
+    callback = module.LoraPlaneCallback("acme/p", "qwen", registry=client, end_seconds=1.0)
+    trainer = PlayedTrainer(callback, tmp_path).begin()
     for _ in range(5):
         trainer.step()
     assert client.versions == []
@@ -315,10 +317,12 @@ def test_a_version_is_promoted_after_an_evaluation_that_allows_it(make, client, 
 
 
 def test_an_evaluation_after_the_version_is_there_promotes_it_too(make, client, tmp_path):
-    trainer = PlayedTrainer(make(every=1, promote=lambda _: True), tmp_path).begin()
-    trainer.step(saves=False, metrics={"eval_loss": 0.1})
+    asked: list[object] = []
+    trainer = PlayedTrainer(make(every=1, promote=lambda metrics: asked.append(metrics) or True), tmp_path).begin()
+    trainer.step(saves=False)
+    trainer.callback.on_evaluate(trainer.args, trainer.state, None)
     trainer.end()
-    assert client.promoted == [1]
+    assert (client.promoted, asked) == ([1], [{}]), "of an evaluation without metrics, too"
 
 
 def test_an_evaluation_while_another_version_is_promoted_is_not_forgotten(make, client, tmp_path):

@@ -54,7 +54,10 @@ def test_a_streamed_body_comes_back_whole_and_in_parts_that_envoy_takes(size):
     assert response.body_mutation.streamed_response.body == b"y"
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, "invalid_request_error"), (503, "service_unavailable_error")])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, "invalid_request_error"), (500, "service_unavailable_error"), (503, "service_unavailable_error")],
+)
 def test_a_refusal_has_the_form_of_openais_api(status, kind):
     response = answers.denied(Denied(status, "code", "why", 0 if status == 404 else 2)).immediate_response
     error = {"message": "why", "type": kind, "param": "model", "code": "code"}

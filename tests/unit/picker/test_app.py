@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from registry.client.transport import AdminCalls
 from registry.model.errors import InvalidArgument
 from registry.picker import ext_proc_pb2 as ext
 from registry.picker import main
-from registry.picker.app import SERVICE
+from registry.picker.app import SERVICE, PickerPorts, assemble
+from registry.picker.loads import QueueWatch
 from registry.picker.settings import PickerSettings
+from registry.picker.stream import PickRules
 from registry.runtime.http import CannotListen
+from registry.runtime.page_guard import NAMELESS
 from registry.v1 import registry_pb2 as pb
+from tests.simulation.loop import virtual
 from tests.support.fake_admin import FakeAdmin, Hold, connected
 from tests.support.http_client import http_client
 from tests.support.tls import Authority
@@ -140,6 +147,42 @@ async def test_what_cannot_be_used_is_said_at_once(values, error, said):
     with pytest.raises(error, match=said):
         async with main.running(settings(**values)):
             pass
+
+
+@virtual
+async def test_at_its_end_gateways_are_told_first_and_streams_whose_engine_is_chosen_end_by_themselves(admin):
+    """X3 given-back: all within the 30 s that the chart gives it."""
+    ended: list[tuple[str, float]] = []
+
+    def noted(what: str) -> Callable[..., None]:
+        return lambda *_: ended.append((what, asyncio.get_running_loop().time()))
+
+    with connected(admin) as address:
+        ports = PickerPorts(lambda: AdminCalls(address, None, 5.0), ("p",), PickRules(), "", 1.0, 2.0, NAMELESS, False)  # noqa: FBT003 - in their order
+        api, pages, picker, health = Mock(), Mock(run=AsyncMock()), Mock(), AsyncMock()
+        api.start, api.stop = AsyncMock(), AsyncMock(side_effect=noted("calls"))
+        picker.stop, health.enter_graceful_shutdown.side_effect = noted("streams"), noted("told")
+        async with replace(assemble(ports), picker=picker, health=health).serving(api, pages):
+            begun = asyncio.get_running_loop().time()
+    assert [(what, when - begun) for what, when in ended] == [("told", 0.0), ("streams", 2.0), ("calls", 2.0)]
+    [grace_seconds] = api.stop.await_args.args
+    assert 2.0 + grace_seconds < 30.0
+    pages.stop.assert_called_once()
+
+
+@pytest.mark.parametrize("metric", ["", "waiting"])
+async def test_queues_are_looked_at_where_a_metric_is_named(admin, monkeypatch, metric):
+    asked: list[str] = []
+
+    async def look(_watch: QueueWatch, _client: object, address: str) -> float:
+        asked.append(address)
+        return 0.0
+
+    monkeypatch.setattr(QueueWatch, "_look", look)
+    async with running(admin, queue_metric=metric, queue_seconds=0.1) as (_, pages):
+        await eventually(lambda: is_ready(pages))
+        await eventually(lambda: len(asked) > 1 or not metric)
+    assert set(asked) == ({"10.0.0.2:8000"} if metric else set())
 
 
 async def test_it_serves_until_a_signal(admin, monkeypatch):

@@ -75,10 +75,24 @@ def test_a_generation_that_is_kept_is_asked_for_by_its_name_alone():
 
 @pytest.mark.parametrize("name", ["acme/tiny:8b:sql", "acme/tiny:8b|sql", "acme/tiny:8b:sql@1", "acme/tiny:8b:SQL"])
 def test_an_alias_is_the_adapter_behind_the_base(name):
+    """Of a base, too, whose name begins with that of another one."""
     assert where(name) == ("r1", "sql")
+    assert where(name, pool(adapter(place(1)), bases=frozenset({"acme/tiny", "acme/tiny:8b"}))) == ("r1", "sql")
 
 
-@pytest.mark.parametrize("name", ["other:sql", "acme/tiny:8b:nope", "acme/tiny", "sql@x", "@1", "sql@" + "1" * 20])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "other:sql",
+        "acme/tiny:8b:nope",
+        "acme/tiny",
+        "sql@x",
+        "@1",
+        "sql@\u0661",
+        "sql@" + "1" * 20,
+        "sql@" + "1" * 5000,
+    ],
+)
 def test_what_only_looks_like_an_alias_or_a_generation_is_unknown(name):
     assert refusal(name)[0] == 404
     assert isinstance(pick(PickRequest("acme/tiny:8b:sql"), (TWO,), {}, 0.0, separators=""), Denied)
@@ -111,14 +125,14 @@ def test_what_leaves_is_the_last_resort():
     assert where("sql", pool(adapter(leaving)))[0] == "r1"
 
 
-def test_a_canary_gets_its_share_of_the_requests():
+@pytest.mark.parametrize("canaries", [{4}, {3, 4}])
+def test_a_canary_gets_its_share_of_the_requests(canaries):
     """Also where it is slower than the others, and so has more requests on their way."""
-    places = [place(number) for number in (1, 2, 3)] + [place(4, generation=2)]
-    canaries = pool(adapter(*places, generation=2))
-    loads = {"10.0.0.4:8000": 50}
-    found = Counter(where("sql", canaries, loads=loads, chance=step / 1000)[0] for step in range(1000))
-    assert found["r4"] == 250
-    assert {found[one] for one in ("r1", "r2", "r3")} == {250}
+    places = [place(number, generation=1 + (number in canaries)) for number in (1, 2, 3, 4)]
+    loads = {f"10.0.0.{number}:8000": 50 for number in canaries}
+    world = pool(adapter(*places, generation=2))
+    found = Counter(where("sql", world, loads=loads, chance=step / 1000)[0] for step in range(1000))
+    assert found == {"r1": 250, "r2": 250, "r3": 250, "r4": 250}
 
 
 def test_a_gateways_subset_is_kept_to():

@@ -37,7 +37,8 @@ def test_an_engine_is_known_by_address_and_port(url, address):
 
 
 def test_only_names_are_looked_up():
-    residency = PoolResidency(1, {"sql": adapter(place(1), place(2, engine_url="http://a:1"), place(3, engine_url=""))})
+    urls = ("http://10.0.0.1:8000", "http://a:1", "", "http://:1")
+    residency = PoolResidency(1, {"sql": adapter(*(place(at, engine_url=url) for at, url in enumerate(urls)))})
     ready = [ReadyReplica("r", "http://b"), ReadyReplica("s", "http://[::1]:1")]
     assert names_to_resolve(residency, ready) == {"a", "b"}
     assert engine_address("http://a") == engine_address("http://a:80")

@@ -94,16 +94,17 @@ async def test_a_body_that_is_kept_back():
     assert second.request_body.response.body_mutation.body == b'{"model": "sql@1"}'
 
 
-async def test_a_body_that_is_streamed_comes_back_after_its_end():
+@pytest.mark.parametrize(("known", "model"), [(VERSIONED, b'"sql@1"'), (pool(adapter(place(1))), b'"sql"')])
+async def test_a_body_that_is_streamed_comes_back_after_its_end(known, model):
     whole = json.dumps({"model": "sql", "prompt": "x" * 100_000}).encode()
     parts = [body(whole[:10], ends=False), body(whole[10:], ends=False)]
     trailers = ext.ProcessingRequest()
     trailers.request_trailers.SetInParent()
     for end in (body(b""), trailers):
-        first, *rest = await World().answered(head(DUPLEX), *parts, end)
+        first, *rest = await World(pools=(known,)).answered(head(DUPLEX), *parts, end)
         assert first.request_headers.response.HasField("header_mutation")
         sent = b"".join(one.request_body.response.body_mutation.streamed_response.body for one in rest)
-        assert sent == whole.replace(b'"sql"', b'"sql@1"')
+        assert sent == whole.replace(b'"sql"', model)
 
 
 async def test_a_request_without_a_body_goes_to_any_ready_replica():
@@ -121,6 +122,8 @@ async def test_later_messages_go_on_as_they_are():
     start.protocol_config.response_body_mode = DUPLEX
     answer = (await World().answered(start, body({"model": "sql"}), part))[-1]
     assert answer.response_body.response.body_mutation.streamed_response.body == b"x"
+    answer = (await World().answered(head(DUPLEX), body({"model": "sql"}), part))[-1]
+    assert answer == ext.ProcessingResponse(response_body=ext.BodyResponse()), "what is not streamed goes on by itself"
     late = (await World().answered(head(DUPLEX), body({}), body(b"y")))[-1]
     assert late.request_body.response.body_mutation.streamed_response.body == b"y"
 
@@ -135,6 +138,7 @@ PART = body(b"x" * 15, ends=False)
         ([head(), body({"model": 3})], 400, "invalid_request"),
         ([head(ends=True)], 400, "invalid_request"),
         ([head(x_loraplane_min_revision="x")], 400, "invalid_request"),
+        ([head(x_loraplane_min_revision="1" * 19)], 400, "invalid_request"),
         ([head(), body({"model": "nope"})], 404, "model_not_found"),
         ([head(content_length="21")], 413, "request_too_large"),
         ([head(DUPLEX), PART, PART], 413, "request_too_large"),
@@ -157,7 +161,7 @@ async def test_a_gateway_that_does_not_say_how_it_sends_bodies_keeps_them_back()
 async def test_the_registry_is_away():
     """R13 static-stable: what was known is gone by, unless the operator wants it refused."""
     ask = (head(), body({"model": "sql"}))
-    assert await World(pools=()).error(*ask) == (503, "registry_not_known")
+    assert await World(pools=()).error(head(subset=["a:1"]), ask[1]) == (503, "registry_not_known")
     assert (await World(away_seconds=900).answered(*ask))[1].HasField("request_body")
     closed = World(away_seconds=900, rules=PickRules(refuse_after_seconds=60))
     assert await closed.error(*ask) == (503, "registry_not_known")
