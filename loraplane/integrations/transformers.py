@@ -270,7 +270,9 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         labels = {**self._kept_labels, **version.labels}
         made = registry.publish(version.folder, self._name, self._pool, labels=labels, wait=self._wait, **self._options)
         self.published, self.published_step = made, version.step
-        self._folders[made.generation] = version.folder
+        # A later run of this callback writes the same folders again, which are those of its own versions then.
+        others = {generation: folder for generation, folder in self._folders.items() if folder != version.folder}
+        self._folders = {**others, made.generation: version.folder}
 
     def _promote_published(self, registry: Any) -> None:  # noqa: ANN401 - a client, or what is like one
         assert self.published is not None  # noqa: S101 - a step was published

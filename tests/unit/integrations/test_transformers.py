@@ -194,6 +194,13 @@ def test_of_several_adapters_of_a_model_the_default_one_is_published(make, clien
     assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
+def test_of_many_metrics_the_newest_are_labels(make, client, tmp_path):
+    """The registry takes at most 64 labels."""
+    PlayedTrainer(make(), tmp_path).begin().step(metrics={f"eval_{number}": 0.5 for number in range(100)})
+    [(_, labels, _)] = client.versions
+    assert ("eval_99" in labels, len(labels) <= 64) == (True, True)
+
+
 @pytest.mark.parametrize("every", [1, "save"])
 def test_only_rank_0_does_anything(make, client, tmp_path, every):
     asked: list[object] = []
@@ -206,21 +213,23 @@ def test_only_rank_0_does_anything(make, client, tmp_path, every):
 
 
 def test_a_second_run_publishes_too_and_a_run_leaves_no_thread_behind(make, client, tmp_path):
-    """X3 given-back. What an earlier run wrote at the same step goes: it went on from a checkpoint before."""
+    """X3 given-back, R7 files-pinned. What the first wrote at the same step goes, and is not removed once more."""
     trainer = PlayedTrainer(make(), tmp_path)
     for run in range(2):
         trainer.begin()
         trainer.state.global_step = 0
         trainer.step()
         trainer.step()
+        trainer.step()
         thread = trainer.callback._thread
         assert thread.daemon, "a registry that hangs must not keep the process"
-        (tmp_path / "loraplane" / "step-1" / f"adapter_{run}").touch()
+        (tmp_path / "loraplane" / "step-1" / f"of_run_{run}").touch()
         trainer.end()
         thread.join(60)
         assert not thread.is_alive()
-    assert [folder.name for folder, _, _ in client.versions] == ["step-1", "step-2"] * 2
-    assert not (tmp_path / "loraplane" / "step-1" / "adapter_0").exists()
+    assert [folder.name for folder, _, _ in client.versions] == ["step-1", "step-2", "step-3"] * 2
+    assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-1", "step-2", "step-3"]
+    assert not (tmp_path / "loraplane" / "step-1" / "of_run_0").exists()
 
 
 def test_a_run_that_published_nothing_ends_at_once(make, tmp_path):
