@@ -103,7 +103,6 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         """
         _check(every, keep_last_n, on_error, publish)
         self.last_error: Exception | None = None
-        self.published: Published | None = None
         self._name, self._pool, self._every, self._keep, self._wait = name, pool, every, keep_last_n, wait
         self._raises, self._promote, self._withdraws = on_error == "raise", promote, withdraw_at_end
         self._starts = at_start
@@ -111,12 +110,18 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         self._registry = registry
         self._kept_labels: Mapping[str, str] | None = None
         self._folders: dict[int, Path] = {}
-        self._evaluated: tuple[int, Metrics] = (-1, {})
         self._next: _Version | None = None
-        self.published_step, self._good_step, self._promoted_step = -1, -2, -3
-        self._is_at_work = self._is_ended = False
+        self._is_at_work = False
         self._changed = Condition()
         self._thread: Thread | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Knows nothing of a run before: its steps have the numbers of this one's."""
+        self.published: Published | None = None
+        self._evaluated: tuple[int, Metrics] = (-1, {})
+        self.published_step, self._good_step, self._promoted_step = -1, -2, -3
+        self._is_ended = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ANN401, ARG002
         """Refuses a run that has nothing to publish, in every process, so that none waits for another.
@@ -134,7 +139,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
                 f"LoraPlaneCallback publishes a LoRA adapter, and the model of this run has {found}: give the Trainer "
                 "the model of peft.get_peft_model(model, LoraConfig(…)), or leave the callback out"
             )
-        self._is_ended = False
+        self._begin()
         self._run = self._run or str(getattr(args, "run_name", None) or uuid.uuid4().hex[:8])
         if self._starts and state.is_world_process_zero:
             self._offer(args, state, lambda folder: _save(model, folder))

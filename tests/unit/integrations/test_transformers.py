@@ -325,6 +325,17 @@ def test_a_version_is_promoted_after_an_evaluation_that_allows_it(make, client, 
     assert client.promoted == promoted
 
 
+def test_a_second_run_has_its_own_version_of_a_step_promoted(make, client, tmp_path):
+    """And not that of the run before, which its metrics say nothing of."""
+    trainer = PlayedTrainer(make(promote=lambda metrics: metrics["eval_loss"] < 0.5), tmp_path)
+    for loss in (0.9, 0.1, 0.1):
+        trainer.begin()
+        trainer.state.global_step = 0
+        trainer.step(metrics={"eval_loss": loss})
+        trainer.end()
+    assert client.promoted == [2, 3]
+
+
 def test_an_evaluation_after_the_version_is_there_promotes_it_too(make, client, tmp_path):
     asked: list[object] = []
     trainer = PlayedTrainer(make(every=1, promote=lambda metrics: asked.append(metrics) or True), tmp_path).begin()
