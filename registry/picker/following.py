@@ -15,7 +15,6 @@ import random
 import socket
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import replace
 
 import structlog
 
@@ -146,9 +145,8 @@ class PoolWatch:
             if (state := newer or (before and before.residency)) is None:
                 return
             seen = seen_since(before.seen, before.residency, state) if before is not None else {}
-            pool = PickPool(self.name, state, self._bases, self._ready, seen=seen)
             names = names_to_resolve(state, self._ready)
-            self.pool = replace(pool, resolved=await _resolved(names)) if names else pool
+            self.pool = PickPool(self.name, state, self._bases, self._ready, await _resolved(names), seen)
 
     def _lost(self, error: RegistryError) -> None:
         is_news, self.trouble = self._away_since is None or self.trouble == _NOT_YET, str(error)
@@ -161,7 +159,7 @@ class PoolWatch:
 def ready_replica(one: pb.Replica) -> ReadyReplica | None:
     """A replica that may answer for its base model; None: it is not ready, leaves, or is nowhere."""
     try:
-        status = json.loads(one.status_json or "{}")
+        status = json.loads(one.status_json)
     except (ValueError, RecursionError):
         return None
     if one.leaving or not isinstance(status, dict) or status.get("ready") is not True or status.get("stale"):

@@ -37,7 +37,9 @@ def test_a_new_body_has_its_length():
     asked = model_of(b'{"model": "sql"}')
     assert answers.new_body(CHOSEN, asked) is None
     assert answers.new_body(CHOSEN, None) is None
-    body = answers.new_body(Chosen(CHOSEN.endpoint, "p", "sql@3"), asked)
+    renamed = Chosen(CHOSEN.endpoint, "p", "sql@3")
+    assert answers.new_body(renamed, None) is None
+    body = answers.new_body(renamed, asked)
     common = answers.chosen_by_body(CHOSEN, body, None).request_body.response
     assert (common.body_mutation.body, told(common.header_mutation)["content-length"]) == (b'{"model": "sql@3"}', "18")
 

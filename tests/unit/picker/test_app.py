@@ -85,6 +85,7 @@ async def test_a_picker_answers_gateways_probes_and_scrapers(admin):
         assert "loraplane_picker_seconds_count 1.0" in page
         assert 'loraplane_picker_revision{pool="p"} 5.0' in page
         assert (await pages.get("/livez")).json() == {"alive": True}
+        assert (await pages.get("/readyz")).status_code == 200
         assert (await pages.get("/nothing")).status_code == 404
 
 

@@ -18,7 +18,8 @@ from registry.picker import following
 from registry.picker.following import PoolWatch, ready_replica
 from registry.picker.served import PickPool
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import FakeAdmin, Hold, Refusal, connected
+from tests.simulation.loop import virtual
+from tests.support.fake_admin import FakeAdmin, Hold, Refusal, Slow, connected
 from tests.support.waiting import eventually
 
 SERVING = pb.RolloutReplica.SERVING
@@ -145,6 +146,31 @@ async def test_a_stream_that_ends_or_is_dead_without_a_word_is_begun_again(ends)
         admin.answers["ListReplicas"] = [pb.ListReplicasResponse(), *[GONE] * 30, pb.ListReplicasResponse()]
     async with watching(admin) as watch:
         await known(watch, 6)
+
+
+@virtual
+async def test_replicas_are_listed_soon_after_a_change_and_else_now_and_then(monkeypatch):
+    """R16 bounded: not twice a second by each picker."""
+    monkeypatch.setattr(following, "_LIST_SECONDS", 5.0)
+    monkeypatch.setattr(following, "_LIST_SOON_SECONDS", 0.5)
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1), Slow(state(6, 1), 100.0), Hold()]]
+    async with watching(admin) as watch:
+        await asyncio.sleep(99.9)
+        listings = len(admin.asked("ListReplicas"))
+        assert listings < 25
+        await asyncio.sleep(1.0)
+        assert (await known(watch, 6), len(admin.asked("ListReplicas")) - listings) == (watch.pool, 1)
+
+
+async def test_a_fault_of_ours_is_no_registry_that_is_away():
+    """R12."""
+
+    def broken() -> AdminCalls:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        await PoolWatch("p", broken).run()
 
 
 async def test_an_unknown_pool_is_named_and_waited_for():

@@ -49,6 +49,8 @@ def test_endpoints_are_derived_once():
     found = one.endpoints(one.residency.adapters["sql"])
     assert found == (PickEndpoint("10.0.0.1:8000", "r1", "sql", 1, is_loaded=False, is_leaving=True),)
     assert one.endpoints(one.residency.adapters["sql"]) is found
+    eager = pool(adapter(place(1, loaded=False)))
+    assert [each.is_loaded for each in eager.endpoints(eager.residency.adapters["sql"])] == [True], "as good as loaded"
     assert [endpoint.replica for endpoint in pool(ready=(ReadyReplica("r1", "x"),)).base_endpoints] == []
 
 
