@@ -218,18 +218,17 @@ def test_a_second_run_publishes_too_and_a_run_leaves_no_thread_behind(make, clie
     for run in range(2):
         trainer.begin()
         trainer.state.global_step = 0
-        trainer.step()
-        trainer.step()
-        trainer.step()
+        for _ in range(4):
+            trainer.step()
         thread = trainer.callback._thread
         assert thread.daemon, "a registry that hangs must not keep the process"
-        (tmp_path / "loraplane" / "step-1" / f"of_run_{run}").touch()
+        (tmp_path / "loraplane" / "step-4" / f"of_run_{run}").touch()
         trainer.end()
         thread.join(60)
         assert not thread.is_alive()
-    assert [folder.name for folder, _, _ in client.versions] == ["step-1", "step-2", "step-3"] * 2
-    assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-1", "step-2", "step-3"]
-    assert not (tmp_path / "loraplane" / "step-1" / "of_run_0").exists()
+    assert [folder.name for folder, _, _ in client.versions] == ["step-1", "step-2", "step-3", "step-4"] * 2
+    assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-2", "step-3", "step-4"]
+    assert not (tmp_path / "loraplane" / "step-4" / "of_run_0").exists()
 
 
 def test_a_run_that_published_nothing_ends_at_once(make, tmp_path):
