@@ -214,12 +214,14 @@ def test_only_rank_0_does_anything(make, client, tmp_path, every):
 
 def test_a_second_run_publishes_too_and_a_run_leaves_no_thread_behind(make, client, tmp_path):
     """X3 given-back, R7 files-pinned. What the first wrote at the same step goes, and is not removed once more."""
-    trainer = PlayedTrainer(make(), tmp_path)
+    trainer = PlayedTrainer(make(wait=False), tmp_path)
     for run in range(2):
         trainer.begin()
         trainer.state.global_step = 0
         for _ in range(4):
             trainer.step()
+            trainer.callback._settle(20.0)
+            assert trainer.callback.last_error is None
         thread = trainer.callback._thread
         assert thread.daemon, "a registry that hangs must not keep the process"
         (tmp_path / "loraplane" / "step-4" / f"of_run_{run}").touch()
