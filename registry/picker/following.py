@@ -142,7 +142,8 @@ class PoolWatch:
         """Takes a newer state, or the one that is known with what was listed; one after the other, as each waits."""
         async with self._taking:
             before = self.pool
-            if (state := newer or (before and before.residency)) is None:
+            state = newer if before is None else newer or before.residency
+            if state is None:
                 return
             seen = seen_since(before.seen, before.residency, state) if before is not None else {}
             names = names_to_resolve(state, self._ready)
