@@ -196,7 +196,7 @@ async def test_who_may_see_residency_alone_knows_adapters_and_no_base():
             await eventually(lambda: len(admin.asked("GetPool")) > 2)
             assert ((await known(watch)).bases, watch.away_seconds, len(admin.channels)) == (frozenset(), 0.0, 1)
             admin.answers["GetPool"] = [pb.Pool(name="p", base_models=["tiny"]), no]
-            await eventually(lambda: len([one for one in logged if one["event"] == "base_not_known"]) == 2)
+            await eventually(lambda: len([one for one in logged if one["event"] == "base_not_known"]) >= 2)
             assert watch.pool.bases == {"tiny"}
     assert [one["event"] for one in logged] == ["base_not_known", "registry_followed", "base_not_known"], "once each"
 
