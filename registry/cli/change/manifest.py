@@ -120,7 +120,7 @@ def manifest_dict(adapter: pb.Adapter) -> Plain:
     """The manifest that makes this adapter what it is; what has its default is left out."""
     spec = spec_dict(adapter.spec)
     labels = spec.pop("labels")
-    if adapter.spec.HasField("ttl_seconds") and adapter.spec.ttl_seconds > 0:
+    if adapter.spec.ttl_seconds > 0:
         spec["ttl_seconds"] = span_text(adapter.spec.ttl_seconds)
     metadata = {"name": adapter.name, "pool": adapter.pool, **({"labels": labels} if labels else {})}
     written = with_range(_said(ManifestSpec, spec))

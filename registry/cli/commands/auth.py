@@ -144,7 +144,7 @@ def _other_meaning(verb: str, asked: str) -> str:
 
 
 def _why(found: pb.CheckAccessResponse) -> str:
-    if found.allowed and found.role:
+    if found.role:
         return f": {found.role} by binding {found.binding}" if found.binding else f": {found.role}"
     if found.allowed:
         return ": no role is needed"

@@ -34,10 +34,9 @@ def set_context(
     """Make a context, or change what is given of it: --admin, --tls-…, --token-…, --pool, --protected."""
     file, root = load_contexts(context_path()), context.find_root()
     admin = str(root.params["admin"]) if is_typed(root, "admin") else None
-    before = file.contexts.get(context_name)
-    if before is None and not admin:
+    one = file.contexts.get(context_name) or (AdminContext(admin) if admin else None)
+    if one is None:
         raise usage(f"there is no context {context_name!r} yet; a new one needs --admin HOST:PORT")
-    one = before or AdminContext(admin or "")
     files = {name: str(Path(root.params[name]).absolute()) for name in _FILES if is_typed(root, name)}
     if is_typed(root, "token_file") or is_typed(root, "token_command"):
         files = {"token_file": "", "token_command": "", **files}

@@ -14,6 +14,7 @@ from registry.cli.change.documents import deletions, upserts
 from registry.cli.change.sets import Change, ChangeBatch, by_pool, derived_id, placed, split
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import applied
 
 
 def change(name: str, pool: str = "dev") -> Change:
@@ -110,6 +111,15 @@ def test_a_folder_stands_for_the_manifests_in_it_by_their_names(folder, read):
     """What is hidden, and what has another ending, is none; what is named is read."""
     assert (names(read(["all"])), names(read(["all"], recursive=True))) == ("abc", "abcdf")
     assert names(read(["all/.h.yaml", "all/in"])) == "hd"
+
+
+@pytest.mark.parametrize("command", ["apply", "delete", "diff"])
+def test_folders_in_a_folder_are_read_where_that_is_asked_for(folder, cli, admin, command):
+    """Else more is deleted than is meant."""
+    admin.answers["ApplyAdapters"] = [applied]
+    for flags, named in (([], 3), (["-R"], 5)):
+        cli(command, "-f", "all", *flags)
+        assert len(admin.asked("ApplyAdapters")[-1].changes) == named
 
 
 def test_a_folder_without_a_manifest_is_no_empty_set(folder, cli, monkeypatch):

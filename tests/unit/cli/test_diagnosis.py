@@ -279,6 +279,7 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (started_for(pb.PoolLimits(), *THREE[:2], max_cpu_loras=1), "E room_too_small"),
     (started_for(pb.PoolLimits(), *THREE[:2], LAZY, max_cpu_loras=2), ""),
     (started_for(pb.PoolLimits(), *THREE[:2], adapter(replicas=1), max_cpu_loras=2), ""),
+    (started_for(pb.PoolLimits(), *THREE[:2], adapter(selector={"zone": "z"}), max_cpu_loras=2), "E too_few_replicas"),
     (started_for(pb.PoolLimits(), *THREE, waits=(*pending("over_capacity"),), max_cpu_loras=2), "E over_capacity"),
     *(
         (replace(pool(replica()), tenants=[pb.Tenant(name="t", adapters=adapters, max_adapters=quota)]), told)

@@ -263,8 +263,9 @@ def test_delete_by_labels_takes_what_was_listed_and_nothing_else(cli, store, man
         monkeypatch.setattr("sys.stdin", Terminal(answer))
         ran = cli("delete", "-l", "team=x")
         assert (ran.code, "delete 2? [y/N]" in ran.err, len(deleted(store))) == (code, True, int(not code))
-    ran = cli("delete", "-l", "team=x", "--dry-run")
-    assert (ran.code, store.asked("ApplyAdapters")[-1].validate_only) == (0, True)
+    ran = cli("delete", "-l", "team=x", "--dry-run", "--request-id", "q")
+    asked = store.asked("ApplyAdapters")[-1]
+    assert (ran.code, asked.validate_only, asked.request_id) == (0, True, "q")
     monkeypatch.setenv("LORAPLANE_POOL", "other")
     assert (cli("delete", "-f", manifest("a", "b")).code, deleted(store)[-1]) == (0, [("a", ""), ("b", "")])
 

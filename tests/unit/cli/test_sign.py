@@ -45,6 +45,8 @@ def test_an_ed25519_key_prints_a_signature_of_the_digest_that_a_record_pins(cli,
             SignatureBinding(("acme/*", "sql"), ("qwen",), "b", datetime(2027, 6, 30, 23, 59, 59, tzinfo=UTC)),
             ", as acme/*, sql in qwen on b until 2027-06-30T23:59:59Z",
         ),
+        (["--pool", "qwen", "--base", "b"], SignatureBinding((), ("qwen",), "b"), ", in qwen on b"),
+        (["--name", "sql"], SignatureBinding(("sql",)), ", as sql"),
     ],
 )
 def test_an_ecdsa_key_writes_a_bundle_over_all_files_of_the_folder(

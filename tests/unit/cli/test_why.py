@@ -116,5 +116,7 @@ def test_the_command_tells_of_all_or_of_one(cli, admin):
     }
     where.note = "no replica of the role prefill"
     assert cli("why", "acme/sql", "--pool", "dev").lines[-1] == "no replica of the role prefill"
+    admin.answers["WatchResidency"] = [lambda _: [pb.WatchResidencyResponse()]]
+    assert cli("why", "acme/sql", "--pool", "dev").lines[1].startswith("r1 no "), "nobody says where it is"
     refused = cli("why", "acme/sql", "--replica", "r9", "--pool", "dev")
     assert (refused.code, "pool dev has no replica 'r9'" in refused.err) == (3, True)

@@ -117,9 +117,14 @@ def test_a_stack_stays_as_it_was_made(tmp_path, monkeypatch):
     made = stack_verbs.set_up(tmp_path / "s", 1, EngineKind.SIM, secure=True)
     assert made.folder.secrets.access.exists()
     assert stack_verbs.set_up(tmp_path / "s", None, None).layout.secure
+    files = made.folder.secrets
+    told = {"admin": admin_flags(files), "sidecar-r1": sidecar_flags(files, "r1"), "etcd": ["--client-cert-auth=true"]}
     with pytest.raises(StackError, match="was made with --secure; remove it with: loraplane dev down --purge"):
         stack_verbs.set_up(tmp_path / "s", 1, EngineKind.SIM, secure=False)
-    stack_verbs.set_up(tmp_path / "plain", 1, EngineKind.SIM)
+    plain = stack_verbs.set_up(tmp_path / "plain", 1, EngineKind.SIM)
+    for part, flags in told.items():
+        assert {*flags} <= {*made.command(part).arguments}, part
+        assert {one.partition("=")[0] for one in flags}.isdisjoint(plain.command(part).arguments), part
     with pytest.raises(StackError, match="was made without --secure"):
         stack_verbs.set_up(tmp_path / "plain", None, None, secure=True)
     made.folder.secrets.certificate("operator").write_text("none")

@@ -267,8 +267,9 @@ def test_a_down_stack_is_ended_from_its_edge_inward(tmp_path, monkeypatch):
     verbs.down(tmp_path / "s", told.append)
     assert ended == [["sidecar-r1"], ["admin"], ["engine-r1"], ["etcd"]]
     assert (tmp_path / "s").exists()
-    verbs.down(tmp_path / "s", told.append, purge=True)
-    assert not (tmp_path / "s").exists()
+    there = list[bool]()
+    verbs.down(tmp_path / "s", lambda _: there.append((tmp_path / "s").exists()), purge=True)
+    assert there == [True, False], "what was removed is told once it is gone"
     verbs.down(tmp_path / "s", told.append)
     assert told[-1] == f"no stack in {tmp_path / 's'}"
     assert not (tmp_path / "s").exists()

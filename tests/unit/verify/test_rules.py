@@ -71,6 +71,7 @@ GENERATIONS: dict[str, tuple[int, object, object, list[str]]] = {
     "keeps what is no earlier one": (1, FIRST, keeping(2, TWO, 2, {2: TWO}), ["generation 2 keeps 2, with keep 2"]),
     "keeps without keep": (1, FIRST, keeping(2, TWO, None, {1: ONE}), ["generation 2 keeps 1, with keep 1"]),
     "keeps what was not there": (1, None, keeping(2, TWO, 2, {1: ONE}), [NOT_BEFORE.format(2, 1)]),
+    "keeps nothing's weights": (0, None, adapter(spec={"keep": 2}, kept=[{}]), [NOT_BEFORE.format(1, 0)]),
     "keeps other weights": (1, FIRST, keeping(2, TWO, 2, {1: TWO}), [NOT_BEFORE.format(2, 1)]),
     "another spec": (1, adapter(), adapter(spec=TWO), [NOT_THE_SAME_GENERATION, "generation 1 was written twice"]),
     "halted": (2, CANARY, CANARY | rollout(1, ONE, halted="why"), []),
