@@ -90,7 +90,7 @@ def _names(client: AdminClient, kind: Kind, pool: str | None, incomplete: str) -
 
 def _begun(client: AdminClient, pool: str, prefix: str) -> Iterable[pb.Adapter]:
     """The first adapters whose names begin so."""
-    request = pb.ListAdaptersRequest(pool=pool, filter=f"name={prefix}*" if prefix else "")
+    request = pb.ListAdaptersRequest(pool=pool, filter=f"name={prefix}*")
     return client.unary(api.LIST_ADAPTERS, request).adapters
 
 

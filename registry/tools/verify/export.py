@@ -189,7 +189,7 @@ def decode(lines: Iterable[str]) -> Iterator[Step]:
     for number, line in enumerate(lines, start=1):
         try:
             yield _step(read_json(line))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"line {number} of the history is none of an export: {error}") from error
 
 

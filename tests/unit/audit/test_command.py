@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from unittest.mock import AsyncMock, Mock
+
 import pytest
 
 from registry.etcd3.errors import NoLeader
+from registry.runtime.settings import DaemonSettings
 from registry.tools.audit import main
 from registry.tools.audit.lines import BeginLine, HoleLine, encode_line
 from registry.tools.verify.history import Violation
@@ -59,6 +63,17 @@ def test_findings_are_named_and_decide_about_the_exit_code(run, tmp_path, monkey
     assert "between revisions 3 and 9 etcd was compacted" in out
     assert out.endswith(f"2 lines: {len(found)} findings\n")
     assert ("A5 at revision 7, line 3: gone\\x1b\n" in out, "… and 1 more" in out) == (bool(found), bool(found))
+
+
+@pytest.mark.parametrize("error", [None, NoLeader("no leader")])
+async def test_a_file_of_lines_is_given_back_however_it_ends(monkeypatch, tmp_path, error):
+    """X3 given-back: its lock, too."""
+    sink = Mock()
+    monkeypatch.setattr(main, "LineFile", lambda *told: sink if told == (tmp_path / "a", 7) else None)
+    monkeypatch.setattr(main, "AuditFollower", Mock(return_value=Mock(run=AsyncMock(side_effect=error))))
+    with pytest.raises(NoLeader) if error else nullcontext():
+        await main._follow(DaemonSettings(etcd=("127.0.0.1:1",)), tmp_path / "a", 7)
+    sink.close.assert_called_once_with()
 
 
 def test_an_etcd_that_does_not_answer_is_told(run, tmp_path, monkeypatch):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from registry.tools.audit.compare import AuditedStore
 from registry.tools.audit.lines import RubbishLine, decode_line
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
@@ -181,6 +182,20 @@ async def test_each_way_to_tamper_with_the_file_is_found(world: Audited, name):
     world.rewrite(lines)
     found = [f"{one}" for one in await world.verify()]
     assert any(told in one for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("key", "at", "must"),
+    [
+        *(("audit/p/1", "2026-01-01T00:00:00.001Z", True), ("audit/p/1", "2026-01-01T00:00:00.000Z", False)),
+        *(("audit/_/denied/1", "2026-01-24T00:00:00.001Z", True), ("audit/_/denied/1", "2026-01-24T00:00:00Z", False)),
+        ("audit/p/1", "long ago", True),
+    ],
+)
+def test_a_record_stands_as_long_as_it_is_kept(key, at, must):
+    """One that does not say when it was made is none of ours that expired."""
+    store = AuditedStore("/t/", 1, {}, (), datetime(2026, 1, 31, tzinfo=UTC))
+    assert store.must_stand(key, {"at": at}) is must
 
 
 @audited

@@ -124,6 +124,23 @@ async def test_a_call_is_waited_for_until_etcd_is_known_to_be_away(monkeypatch, 
         await _while_etcd_answers(calls, AsyncMock(side_effect=ValueError("no")), request_id)
 
 
+@pytest.mark.parametrize(("has_answered", "trouble"), [(False, "refused"), (False, ""), (True, "refused")])
+async def test_where_nobody_listens_is_told_at_once_by_a_first_call(monkeypatch, has_answered, trouble):
+    """Who has answered once may be restarting, and is waited for."""
+    looked = AsyncMock(return_value=trouble)
+    monkeypatch.setattr(of_client, "_connection_trouble", looked)
+    monkeypatch.setattr(of_client, "_is_without_etcd", AsyncMock(return_value=True))
+    for seconds in ("_ASK_AFTER_SECONDS", "_LOOK_AFTER_SECONDS"):
+        monkeypatch.setattr(of_client, seconds, 0.0)
+    errors = SimpleNamespace(address="a:1", unreachable=lambda *told: ConnectionError(*told))
+    calls = SimpleNamespace(errors=errors, address="a:1", has_answered=has_answered)
+    told = ["refused", "q"] if trouble and not has_answered else []
+    with pytest.raises(ConnectionError if told else Unavailable) as raised:
+        await _while_etcd_answers(calls, asyncio.Event().wait, "q")
+    assert not told or [*raised.value.args] == told
+    assert looked.await_count == (not has_answered)
+
+
 async def test_a_connection_that_is_not_taken_in_time_or_has_no_port_to_ask(monkeypatch):
     async def never(*_: object) -> None:
         await asyncio.Event().wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -29,11 +30,14 @@ def test_a_stack_that_is_not_there_is_named_with_the_remedy(cli, tmp_path):
 LAYOUT = StackLayout(EngineKind.SIM, ("r1",), {name: 7000 + at for at, name in enumerate(port_names(["r1"]))})
 
 
+LAYOUT_SECURE = replace(LAYOUT, ports={**LAYOUT.ports, "etcd-health": 7100}, secure=True)
+
+
 class StandIn(Stack):
     """A stack of which nothing runs but what is said."""
 
-    def __init__(self, folder: Folder, **pids: tuple[int, bool]) -> None:
-        super().__init__(folder, LAYOUT)
+    def __init__(self, folder: Folder, layout: StackLayout = LAYOUT, /, **pids: tuple[int, bool]) -> None:
+        super().__init__(folder, layout)
         self._pids = pids
 
     def status(self) -> list[PartStatus]:
@@ -91,6 +95,21 @@ def test_what_to_do_next_works_as_it_stands(cli, tmp_path, monkeypatch, flags, n
     assert f"loraplane dev down --dir {flags[1] if flags else '.loraplane'}" in out
     assert "it starts" not in cli("-o", "json", *command).out, "for programs there is the end alone"
     assert cli("-o", "name", *command).out == "etcd\nadmin\nengine-r1\nsidecar-r1\n"
+
+
+def test_a_context_goes_with_the_files_of_its_stack_and_that_of_another_stays(cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "etc"))
+    monkeypatch.setattr(dev, "take_down", lambda *_, **__: None)
+    monkeypatch.setattr(dev, "bring_up", lambda folder, *_, **__: StandIn(Folder(folder.absolute()), LAYOUT_SECURE))
+    named = ["config", "get-contexts", "-o", "name"]
+    assert cli("dev", "down", "--purge", "--dir", "d").code == 0, "there is none yet"
+    for folder in ("d", "e"):
+        assert cli("dev", "up", "--dir", folder).code == 0
+        (context,) = cli("config", "get-contexts", "-o", "json").json["items"]
+        assert context["tls_ca"].startswith(f"{tmp_path / 'd'}/"), "the first stays"
+        assert (context["name"], context["pool"], context["admin"]) == ("dev", "dev", LAYOUT.address("admin"))
+    for flags, left in ((["--dir", "d"], "dev\n"), (["--purge", "--dir", "e"], "dev\n"), (["--purge", "--dir", "d"], "")):
+        assert (cli("dev", "down", *flags).code, cli(*named).out) == (0, left), flags
 
 
 @pytest.mark.parametrize("purge", [False, True])

@@ -30,6 +30,7 @@ from tests.support.tls import Authority
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.test_diagnosis import NOW
 from tests.unit.cli.test_pod_findings import deployment, engine_of, having, spec_of
+from tests.unit.client.test_handshake import service
 
 BAD = error(CheckedPart.REPLICA, "dev/r1", "stale", "it is stale", "restart it")
 ODD = warning(CheckedPart.POOL, "dev", "no_replicas", "it has none", "start some")
@@ -119,6 +120,19 @@ def test_the_callers_own_certificate_is_told_of_before_it_ends(tmp_path, days, r
     assert all(f"your certificate {own.certificate} end" in one.finding for one in found)
     Path(own.certificate).write_text("none")
     assert look_at_certificates("127.0.0.1:1", before, at) == []
+
+
+def test_certificates_that_end_are_told_of_a_service_its_authorities_and_the_caller(doctor, tmp_path, monkeypatch):
+    """Those alone that are named: authorities of this host are none of ours."""
+    ours = Authority(tmp_path, "ca")
+    shown, later = ours.issue("me", days=-1), datetime.now(UTC) + timedelta(days=3)
+    flags = {"--tls-ca": shown.ca, "--tls-cert": shown.certificate, "--tls-key": shown.key}
+    assert "certificate_expired" in reasons(doctor(*(str(word) for flag in flags.items() for word in flag)))
+    monkeypatch.setenv("SSL_CERT_FILE", str(ours.certificate))
+    whose, authority = "the certificate of the admin service", f"certificate 1 of {ours.certificate}"
+    with service(ours.issue("admin")) as address:
+        for tls, names in ((Tls(), [whose]), (Tls(ca=f"{ours.certificate}"), [authority, whose])):
+            assert [one.finding.partition(" ended")[0] for one in look_at_certificates(address, tls, later)] == names
 
 
 class Interrupted(Exception):

@@ -173,3 +173,14 @@ def test_a_file_that_cannot_be_read_is_named_with_why(cli, store, monkeypatch, l
     ran = cli(*line.split())
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert ("cannot" in ran.err, "Permission denied" in ran.err) == (True, True)
+
+
+def test_what_is_traced_is_sent_before_the_program_ends(monkeypatch):
+    did = list[str]()
+    monkeypatch.setattr(main, "spare_collector", lambda: None)
+    monkeypatch.setattr(main, "run", lambda _: 5)
+    monkeypatch.setattr(main.tracing, "start", lambda *_: did.append("started"))
+    monkeypatch.setattr(main.tracing, "stop", lambda: did.append("sent"))
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert (ended.value.code, did) == (5, ["started", "sent"])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from registry.cli.failure import CliError
-from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
+from registry.cli.failure import CliError, Exit
+from registry.cli.sidecars import _MAX_PAGE_BYTES, SidecarAccess, ask_sidecar, sidecar_address
 from registry.client.address import Tls
 from registry.runtime.http import CERTIFICATE
 from registry.runtime.http_tls import HttpTls
@@ -59,3 +60,33 @@ def test_what_cannot_be_shown_is_told_before_anybody_is_asked(tmp_path, where, t
     """X1 secret-free. Bad input: one clear error."""
     with pytest.raises(CliError, match=told):
         ask_sidecar(where, "/status", 1, SidecarAccess(tls, tmp_path / "none"))
+
+
+async def dribbled() -> AsyncIterator[bytes]:
+    while True:
+        yield b" "
+        await asyncio.sleep(0.02)
+
+
+REFUSED = {"error": {"message": "the token is none"}}
+ODD: dict[str, tuple[Response, str]] = {
+    "/refused": (JSONResponse(REFUSED, 401), "the token is none; --sidecar takes"),
+    "/earlier": (JSONResponse({"error": "not now"}, 503), "not now; "),
+    "/absent": (Response("<html>", 404), "status 404, and no absent: is it a sidecar, and of this release"),
+    "/failed": (JSONResponse({"ready": False}, 500), "status 500, and no failed"),
+    "/list": (JSONResponse([{}]), "status 200, and no list: is it a sidecar"),
+    "/long": (Response(b"{}".ljust(_MAX_PAGE_BYTES + 1)), "status 200, and no long"),
+    "/torn": (Response("{"), "no torn of a sidecar at"),
+    "/dribble": (StreamingResponse(dribbled()), "no whole answer within 0.5 s"),
+}
+
+
+async def test_what_is_no_answer_is_told_with_what_is_wrong(tmp_path):
+    """R16 bounded: however long it is, or takes."""
+    routes = [Route(path, lambda _, answer=answer: answer) for path, (answer, _) in ODD.items()]
+    async with served(routes) as port:
+        for path, (_, told) in ODD.items():
+            seconds = 0.5 if path == "/dribble" else 60
+            with pytest.raises(CliError, match=told) as raised:
+                await asyncio.to_thread(ask_sidecar, port.address, path, seconds, SidecarAccess(Tls()))
+            assert raised.value.failure.exit is Exit.UNAVAILABLE

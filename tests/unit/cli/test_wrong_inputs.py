@@ -17,6 +17,7 @@ MORE = {
     "get adapters \udcff": "not text in UTF-8",
     "nonsense": "No such command 'nonsense'",
     "get pools -l a=b": "nothing else has labels",
+    "get pools -oj": "-o j: choose one of table",
     "get adapters --field-selector name=a,": "--field-selector",
     "get adapters --field-selector =a": "--field-selector",
     "get adapters -w a b": "--watch shows each change as it comes",

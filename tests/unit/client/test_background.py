@@ -116,9 +116,11 @@ def test_it_is_closed_once_and_takes_nothing_more(loop):
     ends: list[str] = []
 
     async def last() -> None:
+        await asyncio.sleep(0.05)
         ends.append("last")
 
     loop.close(last)
+    assert ends == ["last"], "it is over by then"
     loop.close(last)
     assert ends == ["last"]
     with pytest.raises(RuntimeError, match="closed"):

@@ -69,7 +69,9 @@ def test_what_has_its_name_is_on_the_disk(folder, tmp_path, monkeypatch):
     sync, rename = os.fsync, Path.rename
 
     def synced(descriptor: int) -> None:
-        did.append(re.sub("[0-9a-f]{32}", "*", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        did.append(re.sub("[0-9a-f]{32}", "*", str(path)))
+        assert path.is_dir() or path.read_bytes() == OURS[path.name], "whole by then"
         sync(descriptor)
 
     def renamed(self: Path, target: Path) -> Path:
@@ -176,6 +178,7 @@ def test_an_object_is_created_in_one_request(folder, store, monkeypatch):
     monkeypatch.setattr(obstore, "put", spied)
     assert put(folder, destination(URI), None) is True
     assert asked == [{"mode": "create", "use_multipart": False}] * 2
+    assert (put(folder, destination(URI), None), len(asked)) == (False, 2), "what is there is not sent again"
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -127,6 +127,11 @@ async def test_what_keeps_a_client_out_is_told(files, server, asks, client, told
     assert "\n" not in str(trouble)
 
 
+def test_a_refusal_that_says_no_more_is_told_as_that(files):
+    told = str(handshake._refused(files.ours, PARTY, ""))
+    assert told.startswith(f"S refuses the certificate {files.ours.certificate}: give --tls-cert and --tls-key of")
+
+
 async def test_names_that_resolve_slowly_hold_nobody_up(files, monkeypatch):
     """R19 not-held-up: the system's resolver may take a minute, and takes no time limit."""
     resolved = threading.Event()

@@ -387,6 +387,16 @@ def test_details_that_are_none_are_none(trailing):
     assert found.metadata == {"a": "b", "reason": "TOO_NEW"}
 
 
+def test_a_call_is_traced_as_a_change_by_its_request_id_where_it_changes_something():
+    for request, told in (
+        (pb.ApplyAdaptersRequest(request_id="q"), "q"),
+        (pb.SetTenantRequest(request_id="q"), "q"),
+        (pb.ApplyAdaptersRequest(request_id="q", validate_only=True), ""),
+        (pb.ListPoolsRequest(), ""),
+    ):
+        assert transport._change_of(request) == told
+
+
 def threads() -> int:
     return sum(one.name == "loraplane-client" for one in threading.enumerate())
 

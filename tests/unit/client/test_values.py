@@ -228,9 +228,10 @@ def test_a_watch_is_folded_into_whole_listings():
     again = folded.take(told("A"))
     assert again is not None
     assert (len(again.adapters), again.unreadable) == (1, ())
+    assert folded.take(told("B", more=True)) is None
     other = folded.take(told("c", snapshot=True))
     assert other is not None
-    assert [one.name for one in other.adapters] == ["c"]
+    assert [one.name for one in other.adapters] == ["c"], "also where a change was told in part before"
 
 
 def test_fleets_are_told_with_each_of_their_fields():

@@ -49,6 +49,12 @@ def certificate(folder: SecretFolder, file: str) -> x509.Certificate:
     return x509.load_pem_x509_certificate(folder.certificate(file).read_bytes())
 
 
+def signs(one: x509.Certificate) -> tuple[bool, bool]:
+    """Whether others may be issued by it, as each of both extensions says."""
+    usage = one.extensions.get_extension_for_class(x509.KeyUsage).value
+    return one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca, usage.key_cert_sign
+
+
 def test_each_certificate_fits_its_key_and_is_of_its_own_authority(secrets):
     """A certificate of one authority is none of another: a sidecar is no operator, and nobody of etcd."""
     for one in WANTED:
@@ -60,6 +66,8 @@ def test_each_certificate_fits_its_key_and_is_of_its_own_authority(secrets):
                 with pytest.raises(ValueError, match="Issuer"):
                     certificate(secrets, one.file).verify_directly_issued_by(issuer)
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(secrets.certificate(one.file), secrets.key(one.file))
+        assert signs(certificate(secrets, one.file)) == (False, False), "it makes no other"
+    assert signs(issuer) == (True, True)
     names = certificate(secrets, "etcd-replica-r1").subject.rfc4514_string()
     assert names == "CN=loraplane-replica:dev/r1"
 
