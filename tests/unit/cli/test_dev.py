@@ -108,7 +108,11 @@ def test_a_context_goes_with_the_files_of_its_stack_and_that_of_another_stays(cl
         (context,) = cli("config", "get-contexts", "-o", "json").json["items"]
         assert context["tls_ca"].startswith(f"{tmp_path / 'd'}/"), "the first stays"
         assert (context["name"], context["pool"], context["admin"]) == ("dev", "dev", LAYOUT.address("admin"))
-    for flags, left in ((["--dir", "d"], "dev\n"), (["--purge", "--dir", "e"], "dev\n"), (["--purge", "--dir", "d"], "")):
+    for flags, left in (
+        (["--dir", "d"], "dev\n"),
+        (["--purge", "--dir", "e"], "dev\n"),
+        (["--purge", "--dir", "d"], ""),
+    ):
         assert (cli("dev", "down", *flags).code, cli(*named).out) == (0, left), flags
 
 

@@ -51,7 +51,9 @@ def test_flags_of_parts_name_files_that_they_have(made):
 def test_a_second_time_only_what_was_changed_is_given(tmp_path, capsys):
     """The access file is its operator's, and never written again."""
     make_and_share(*given(tmp_path))
-    capsys.readouterr()
+    of_certificates, files = len([*(tmp_path / "secrets").glob("*.pem")]), len([*(tmp_path / "shares").glob("*/*")])
+    told = f"made {of_certificates + 2} secrets, gave {files} files to their parts\n"
+    assert capsys.readouterr().out == told, "the access file and a token of the replica, too"
     make_and_share(*given(tmp_path))
     assert capsys.readouterr().out == "made 0 secrets, gave 0 files to their parts\n"
     (tmp_path / "secrets" / "access.yaml").write_text("changed")

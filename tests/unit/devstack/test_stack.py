@@ -431,5 +431,6 @@ def test_what_cannot_be_made_or_found_is_told(tmp_path, program, monkeypatch):
     monkeypatch.setattr(stack_parts, "find_engine_python", absent)
     with pytest.raises(StackError, match="make it with: make engine"):
         Stack(Folder(tmp_path / "s"), make_layout(EngineKind.VLLM, 1, {})).command("engine-r1")
+    assert stack_in(tmp_path / "deeper" / "s").command("engine-r1").environment
     again = stack_in(tmp_path / "deep" / "s")
     assert again.command("sidecar-r1") == again.command("sidecar-r1"), "also before anything else"
