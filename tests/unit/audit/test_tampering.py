@@ -11,6 +11,8 @@ import pytest
 
 from registry.tools.audit.compare import AuditedStore
 from registry.tools.audit.lines import RubbishLine, decode_line
+from registry.tools.verify.export import read_histories
+from registry.tools.verify.history import HistoryBase, Revision
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
 from tests.support.records import KEYS
@@ -196,6 +198,22 @@ def test_a_record_stands_as_long_as_it_is_kept(key, at, must):
     """One that does not say when it was made is none of ours that expired."""
     store = AuditedStore("/t/", 1, {}, (), datetime(2026, 1, 31, tzinfo=UTC))
     assert store.must_stand(key, {"at": at}) is must
+
+
+@audited
+async def test_parts_of_a_store_are_read_as_one_history(world: Audited):
+    """A5: whole where nothing is compacted, else with what stood before; of other keys nothing is told."""
+    client, store, prefixes = world.served.client, world.served.etcd.store, [KEYS.audits(), *KEYS.audited()]
+    whole = await read_histories(client, prefixes, quiet_seconds=1.0)
+    made = {kv.mod_revision for prefix in prefixes for kv in world.kvs(prefix)}
+    assert made <= {one.revision for one in whole if isinstance(one, Revision)}
+    assert all(isinstance(one, Revision) for one in whole)
+    store.compact(4)
+    base, *later = await read_histories(client, prefixes, quiet_seconds=1.0)
+    assert (base.revision, later) == (4, [one for one in whole if one.revision > 4])
+    stood = {kv.key for one in whole if one.revision <= 4 for event in one.events if (kv := event.kv)}
+    assert isinstance(base, HistoryBase)
+    assert {kv.key for kv in base.kvs} == stood
 
 
 @audited

@@ -132,7 +132,7 @@ async def test_where_nobody_listens_is_told_at_once_by_a_first_call(monkeypatch,
     monkeypatch.setattr(of_client, "_is_without_etcd", AsyncMock(return_value=True))
     for seconds in ("_ASK_AFTER_SECONDS", "_LOOK_AFTER_SECONDS"):
         monkeypatch.setattr(of_client, seconds, 0.0)
-    errors = SimpleNamespace(address="a:1", unreachable=lambda *told: ConnectionError(*told))
+    errors = SimpleNamespace(address="a:1", unreachable=ConnectionError)
     calls = SimpleNamespace(errors=errors, address="a:1", has_answered=has_answered)
     told = ["refused", "q"] if trouble and not has_answered else []
     with pytest.raises(ConnectionError if told else Unavailable) as raised:

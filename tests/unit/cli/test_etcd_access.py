@@ -129,7 +129,7 @@ RIGHT = "users and roles are as they should be\n"
 
 
 def test_users_are_made_once_and_those_of_replicas_that_are_gone_go_where_that_is_asked_for(cli, etcd):
-    """X1 secret-free, and each has its own role alone. Passwords over the network are encrypted, others are not sent."""
+    """X1 secret-free, and each has its own role alone. Passwords over the network are encrypted, or not sent."""
     away = ("--etcd", "etcd.example:2379", "--pool", "p")
     assert cli("etcd-access", "plan", *away).code == 0, "it sends none"
     ran = cli("etcd-access", "apply", *away, "--password-dir", "d")

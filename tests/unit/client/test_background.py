@@ -12,11 +12,12 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from registry.client import background
-from registry.client.background import BackgroundLoop
+from registry.client.background import BackgroundLoop, LoopedChannel
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import Hold, served
 
@@ -125,6 +126,19 @@ def test_it_is_closed_once_and_takes_nothing_more(loop):
     assert ends == ["last"]
     with pytest.raises(RuntimeError, match="closed"):
         loop.run(last)
+
+
+async def test_a_channel_of_another_loop_is_closed_on_the_process_own_once_it_was_open(monkeypatch):
+    """X3 given-back: it is over once `close` returns."""
+    made = Mock(close=AsyncMock(), unary_unary=Mock(return_value=AsyncMock(return_value=7)))
+    monkeypatch.setattr(background, "open_channel", lambda *told: made if told == ("a:1", None) else None)
+    channel = LoopedChannel("a:1", None)
+    await channel.close()
+    assert await channel.unary_unary("path", bytes, int)(pb.Pool(), timeout=1.0) == 7
+    await channel.close(1.5)
+    made.close.assert_awaited_once_with(1.5)
+    await channel.close()
+    assert made.close.await_count == 1
 
 
 async def _number() -> int:

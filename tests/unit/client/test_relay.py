@@ -1,0 +1,43 @@
+"""Calls of a fork, each of which a program of its own makes."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import grpc
+import pytest
+
+from registry.client.relay import RelayedChannel
+from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import SERVICE, Hold, Refusal, served
+
+
+def bytes_of(message) -> bytes:
+    return message.SerializeToString()
+
+
+async def test_what_a_program_hears_is_told_as_it_comes_and_it_ends_with_its_call(admin):
+    """X3 given-back: also where the call is given up, or the connection is closed."""
+    refused = Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "there is none")
+    admin.answers["GetPool"] = [pb.Pool(name="p"), refused]
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(revision=7), Hold()]]
+    with served(admin) as address:
+        channel = RelayedChannel(address, None)
+        ask = channel.unary_unary(f"/{SERVICE.full_name}/GetPool", bytes_of, pb.Pool.FromString)
+        assert await ask(pb.GetPoolRequest(name="p"), timeout=60.0, metadata=None) == pb.Pool(name="p")
+        with pytest.raises(grpc.aio.AioRpcError) as told:
+            await ask(pb.GetPoolRequest(name="q"), timeout=60.0, metadata=(("a", "b"),))
+        assert (told.value.code(), told.value.details()) == (grpc.StatusCode.NOT_FOUND, "there is none")
+        assert tuple(told.value.trailing_metadata()) == refused.details()
+        parse = pb.WatchResidencyResponse.FromString
+        watch = channel.unary_stream(f"/{SERVICE.full_name}/WatchResidency", bytes_of, parse)
+        for is_left in (True, False):
+            stream = watch(pb.WatchResidencyRequest(pool="p"), timeout=60.0, metadata=None)
+            async with aclosing(aiter(stream)) as answers:
+                assert (await anext(answers)).revision == 7
+                (process,) = channel._running
+                if not is_left:
+                    await channel.close()
+                    assert process.returncode is not None
+            assert (process.returncode is not None, channel._running) == (True, set())
+    assert admin.asked("GetPool") == [pb.GetPoolRequest(name="p"), pb.GetPoolRequest(name="q")]
