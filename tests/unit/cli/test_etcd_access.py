@@ -146,9 +146,11 @@ def test_users_are_made_once_and_those_of_replicas_that_are_gone_go_where_that_i
     assert (ran.out, etcd.passwords) == (RIGHT, told)
     ran = cli(*apply, "--pool", "p")
     assert (ran.out, "of replicas that are gone there is still: " in ran.err, len(etcd.users)) == (RIGHT, True, 4)
-    cli(*apply, "--pool", "p", "--prune")
+    assert "there is still" not in cli(*apply, "--pool", "p", "--prune").err
     assert ({*etcd.users}, {*etcd.roles}) == (everybody - {replica_user("p", "r9")},) * 2
-    assert cli(*apply, "--replica", "p").code == 2
+    for word in ("p", "p/", "/r1", "p/r1/x"):
+        ran = cli(*apply, "--replica", word)
+        assert (ran.code, f"--replica {word}: write POOL/NAME" in ran.err) == (2, True)
 
 
 def test_a_password_that_is_lost_is_renewed_where_the_user_has_one(cli, etcd):

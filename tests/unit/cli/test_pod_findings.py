@@ -82,6 +82,25 @@ def of_variables(pod: Pod) -> None:
     sidecar_of(pod).update(args=[], env=env, image="loraplane/sidecar@sha256:" + 64 * "0")
 
 
+def beside_the_engine(pod: Pod) -> None:
+    """The sidecar is a second main container, and nothing but that tells which one is the engine."""
+    of_config_maps(pod)
+    engine_of(pod)["args"] = []
+    spec_of(pod)["containers"].insert(0, spec_of(pod)["initContainers"].pop())
+
+
+def without_variable(pod: Pod) -> None:
+    """Of several main containers the flag tells which is the engine, as the variable does."""
+    spec_of(pod)["containers"].insert(0, {"name": "proxy"})
+    spec_of(pod)["containers"][1]["env"].pop(0)
+
+
+def without_flag(pod: Pod) -> None:
+    """The same the other way round."""
+    engine_of(pod)["args"] = []
+    spec_of(pod)["containers"].insert(0, {"name": "proxy"})
+
+
 def having(of: Callable[[Pod], Any], *path: Any) -> Callable[[Pod], None]:
     """The mistake of the last of these in the place to which the others lead."""
 
@@ -113,6 +132,7 @@ def having(of: Callable[[Pod], Any], *path: Any) -> Callable[[Pod], None]:
         ),
         (lambda pod: sidecar_of(pod)["args"].append("--advertise-url=http://localhost:8000"), None, ""),
         (lambda pod: engine_of(pod).pop("lifecycle"), "no_prestop", "vllm has no preStop hook"),
+        (having(engine_of, "lifecycle", {"preStop": {"httpGet": {"path": "/drain?wait=30", "port": 7602}}}), None, ""),
         (lambda pod: spec_of(pod).update(terminationGracePeriodSeconds=30), "grace_too_short", "killed after 30 s"),
         (lambda pod: spec_of(pod).pop("terminationGracePeriodSeconds"), "grace_too_short", "killed after 30 s"),
         (having(engine_of, "readinessProbe", "httpGet", "path", "/health"), "readiness_elsewhere", "ready before"),
@@ -120,6 +140,11 @@ def having(of: Callable[[Pod], Any], *path: Any) -> Callable[[Pod], None]:
         (lambda pod: sidecar_of(pod).pop("restartPolicy"), "sidecar_not_native", "no native sidecar"),
         (having(sidecar_of, "image", "loraplane/sidecar:0.1.0"), "release_differs", "image sidecar; 0.2.0: the chart"),
         (having(sidecar_of, "args", 3, "vllm:8000"), None, ""),
+        (having(sidecar_of, "args", 3, "http://127.0.0.1:8001"), "engine_url_loopback", "http://127.0.0.1:8001"),
+        (lambda pod: sidecar_of(pod)["args"].pop(), "engine_url_loopback", "http://127.0.0.1:8000"),
+        (beside_the_engine, "sidecar_not_native", "no native sidecar"),
+        (without_variable, "runtime_loading_off", "no routes to load"),
+        (without_flag, None, ""),
         (lambda pod: spec_of(pod)["containers"].append({"name": "proxy"}), None, ""),
         (lambda pod: spec_of(pod)["initContainers"].append({"name": "fetch", "args": ["--enable-lora"]}), None, ""),
         (lambda pod: spec_of(pod)["containers"].insert(0, {"name": "first"}), None, ""),

@@ -16,6 +16,7 @@ from registry.client.address import Tls
 from registry.runtime.http import CERTIFICATE
 from registry.runtime.http_tls import HttpTls
 from tests.support.tls import Authority
+from tests.support.unanswered import nobody_listens
 from tests.unit.runtime.test_http import served
 
 
@@ -82,11 +83,17 @@ ODD: dict[str, tuple[Response, str]] = {
 
 
 async def test_what_is_no_answer_is_told_with_what_is_wrong(tmp_path):
-    """R16 bounded: however long it is, or takes."""
+    """R16 bounded: however long it is, or takes. Authorities are for those with TLS alone."""
+    access = SidecarAccess(Tls(ca="no-such-file"))
     routes = [Route(path, lambda _, answer=answer: answer) for path, (answer, _) in ODD.items()]
     async with served(routes) as port:
         for path, (_, told) in ODD.items():
             seconds = 0.5 if path == "/dribble" else 60
             with pytest.raises(CliError, match=told) as raised:
-                await asyncio.to_thread(ask_sidecar, port.address, path, seconds, SidecarAccess(Tls()))
+                await asyncio.to_thread(ask_sidecar, port.address, path, seconds, access)
             assert raised.value.failure.exit is Exit.UNAVAILABLE
+
+
+def test_why_nobody_answers_is_told_in_the_systems_words():
+    with nobody_listens() as address, pytest.raises(CliError, match=rf"at {address}: .*(refused|failed)"):
+        ask_sidecar(address, "/status", 60, SidecarAccess(Tls()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 
 import grpc
@@ -32,9 +33,9 @@ async def test_what_a_program_hears_is_told_as_it_comes_and_it_ends_with_its_cal
         parse = pb.WatchResidencyResponse.FromString
         watch = channel.unary_stream(f"/{SERVICE.full_name}/WatchResidency", bytes_of, parse)
         for is_left in (True, False):
-            stream = watch(pb.WatchResidencyRequest(pool="p"), timeout=60.0, metadata=None)
+            stream = watch(pb.WatchResidencyRequest(pool="p"), timeout=None, metadata=None)
             async with aclosing(aiter(stream)) as answers:
-                assert (await anext(answers)).revision == 7
+                assert (await asyncio.wait_for(anext(answers), 60)).revision == 7
                 (process,) = channel._running
                 if not is_left:
                     await channel.close()
