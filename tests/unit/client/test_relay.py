@@ -17,8 +17,9 @@ def bytes_of(message) -> bytes:
     return message.SerializeToString()
 
 
-async def test_what_a_program_hears_is_told_as_it_comes_and_it_ends_with_its_call(admin):
+async def test_what_a_program_hears_is_told_as_it_comes_and_it_ends_with_its_call(admin, monkeypatch):
     """X3 given-back: also where the call is given up, or the connection is closed."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it nothing would have to be flushed
     refused = Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "there is none")
     admin.answers["GetPool"] = [pb.Pool(name="p"), refused]
     admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(revision=7), Hold()]]
