@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
+from registry.client.adapters import Published
 from registry.client.admin_api import AdminMethod
 from registry.client.transport import AdminCalls
+from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError, Unavailable
+from registry.model.records import AdapterRecord
 from registry.transactions.changes import Change
 from tests.simulation.admins import Admin
 from tests.simulation.calls import CallerLeft
@@ -31,6 +34,18 @@ class Answer:
     revision: int
     reason: str = ""
     etags: Mapping[str, int] = field(default_factory=dict)
+
+
+def answer_of(made: Published, kv: KeyValue | None) -> Answer | None:
+    """How a program's change ended; None: nothing was changed, and its revision is that of the change before.
+
+    `kv`: the adapter's record as it was at that revision.
+    """
+    if kv is not None and kv.mod_revision == made.revision:
+        record = AdapterRecord.parse(kv.value)
+        if record.request_id != made.request_id and record.generation == made.generation:
+            return None
+    return Answer(made.request_id, made.revision)
 
 
 @dataclass(frozen=True)

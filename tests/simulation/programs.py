@@ -12,9 +12,9 @@ from registry.client.adapters import Published
 from registry.client.asynchronous import AsyncRegistry
 from registry.model.errors import RegistryError
 from tests.simulation.artifacts import GOOD, MISSING, ROOT
-from tests.simulation.clients import Answer
+from tests.simulation.clients import answer_of
 from tests.simulation.history import POOL
-from tests.simulation.world import World
+from tests.simulation.world import KEYS, World
 
 # Of these the operator changes some too.
 PUBLISHED = ("a", "e", "acme/c", "mine")
@@ -62,7 +62,8 @@ class Programs:
         else:
             world.log(f"{request_id}: {published}")
             if published is not None and world.restores == restores:
-                world.answers.append(Answer(published.request_id, published.revision))
+                kv = world.store.at(published.revision).get(KEYS.adapter(published.pool, published.name))
+                world.answers += filter(None, [answer_of(published, kv)])
 
 
 def _called(registry: AsyncRegistry, request_id: str, suffix: str, dice: random.Random) -> _Work:

@@ -22,7 +22,7 @@ from registry.etcd3.ops import Event
 from registry.model.errors import Reason, RegistryError, Unavailable
 from registry.model.keys import last_part
 from registry.model.names import name_of_key
-from tests.simulation.clients import Answer
+from tests.simulation.clients import Answer, answer_of
 from tests.simulation.command_line import Sent, context_of, on_thread, session_to
 from tests.simulation.history import POOL
 from tests.simulation.operator import ODD_NAME, Operator
@@ -158,7 +158,8 @@ class Restores:
         else:
             world.log(f"{request_id}: {made}")
             if restores == world.restores:
-                world.answers.append(Answer(request_id, made.revision))
+                kv = world.store.at(made.revision).get(KEYS.adapter(made.pool, made.name))
+                world.answers += filter(None, [answer_of(made, kv)])
 
     async def _backup(self, dice: random.Random) -> None:
         """W2: a backup is what etcd had at its revision, however many pages it has and whatever happens meanwhile."""
