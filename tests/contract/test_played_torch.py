@@ -85,4 +85,5 @@ def test_the_same_is_computed(tmp_path):
     assert real.keys() == ours.keys()
     assert real.pop("refusal") == ours.pop("refusal")
     for name, numbers in real.items():
-        np.testing.assert_allclose(ours[name], numbers, rtol=1e-5, atol=1e-6, err_msg=name)
+        # Of single precision, whose last digits differ from one kind of processor to another.
+        np.testing.assert_allclose(ours[name], numbers, rtol=1e-5, atol=1e-5, err_msg=name)

@@ -153,7 +153,8 @@ class Subject:
         """All but what is each process' own, and `resolves`: the simulation's plugin always can."""
         found = await self._engine.observe()
         adapters = {name: self._source(path) for name, path in found.adapters.items()}
-        return found.base_models, adapters, found.facts.swap, found.facts.limits, sorted(found.last_used), found.past
+        used = sorted(found.last_used.keys() & found.adapters.keys())  # what left just before is told of for a while
+        return found.base_models, adapters, found.facts.swap, found.facts.limits, used, found.past
 
     async def _evidence(self) -> object:
         """Of files those that are listed are surely in use; when others no longer are is a matter of seconds."""
