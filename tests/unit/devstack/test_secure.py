@@ -32,6 +32,7 @@ from registry.tools.devstack.secure import (
     wanted_certificates,
 )
 from registry.tools.devstack.stack_file import EngineKind, StackError
+from registry.tools.devstack.stack_parts import parts
 from sidecar.settings import SidecarSettings
 
 WANTED = wanted_certificates("dev", ("r1",), ("m1",), ("admin", "r1"))
@@ -133,6 +134,9 @@ def test_a_stack_stays_as_it_was_made(tmp_path, monkeypatch):
     for part, flags in told.items():
         assert {*flags} <= {*made.command(part).arguments}, part
         assert {one.partition("=")[0] for one in flags}.isdisjoint(plain.command(part).arguments), part
+    asked = {one.name: one.ready_url.partition(":")[0] for one in parts(made.layout)}
+    assert asked == {"etcd": "http", "admin": "https", "engine-r1": "http", "sidecar-r1": "https"}
+    assert {one.ready_url.partition(":")[0] for one in parts(plain.layout)} == {"http"}
     with pytest.raises(StackError, match="was made without --secure"):
         stack_verbs.set_up(tmp_path / "plain", None, None, secure=True)
     made.folder.secrets.certificate("operator").write_text("none")

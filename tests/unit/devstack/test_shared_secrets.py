@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 
 from registry.picker.settings import PickerSettings
 from registry.runtime.flags import read_settings
+from registry.tools.devstack import shared_secrets
 from registry.tools.devstack.secure import SecretFolder, etcd_peer_flags, picker_flags
 from registry.tools.devstack.shared_secrets import make_and_share, shares
 
@@ -69,3 +72,12 @@ def test_what_cannot_be_used_is_named(tmp_path):
     SecretFolder(tmp_path / "secrets").certificate("operator").write_text("none")
     with pytest.raises(SystemExit, match="secrets holds what is no certificate; remove it, and begin anew"):
         make_and_share(*given(tmp_path))
+
+
+def test_it_is_a_program_too(tmp_path, monkeypatch, capsys):
+    """As the containers call it."""
+    folders, named = ("--secrets", f"{tmp_path / 's'}", "--into", f"{tmp_path / 'i'}"), ("--pool", "main")
+    monkeypatch.setattr("sys.argv", ["shared-secrets", *folders, *named, "--replica", "r1", "--member", "m1"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(shared_secrets.__file__, run_name="__main__")
+    assert (ended.value.code, capsys.readouterr().out.startswith("made ")) == (0, True)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from http.client import BadStatusLine
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,8 @@ FEWER = "some will not start, choose fewer with --replicas"
 FOREVER = ("/bin/sh", "-c", "echo up; read -r line < $0", "{pipe}")
 
 
-def stack_in(root: Path, replicas: int = 1) -> Stack:
-    return Stack(Folder(root), make_layout(EngineKind.SIM, replicas, {}))
+def stack_in(root: Path, replicas: int = 1, *, secure: bool = False) -> Stack:
+    return Stack(Folder(root), make_layout(EngineKind.SIM, replicas, {}, secure=secure))
 
 
 @pytest.fixture
@@ -109,18 +110,43 @@ def spawned_by_us() -> Process:
     return Process(os.getpid(), started)
 
 
-def test_each_part_is_started_when_what_it_needs_is_ready_and_ended_all_at_once(tmp_path, monkeypatch):
+def played_cli(did: list[str], *, returncode: int) -> Any:
+    """A CLI that is asked for users of etcd: the verb, and for which replicas."""
+
+    def cli(_stack: Stack, *words: str) -> Any:
+        verb, *more = words[words.index("etcd-access") + 1 :]
+        did.append(" ".join([verb, *(one for flag, one in pairwise(more) if flag == "--replica")]))
+        return SimpleNamespace(returncode=returncode, stderr="no leader\n")
+
+    return cli
+
+
+def test_without_users_of_etcd_nobody_is_started_who_would_show_one(tmp_path, monkeypatch):
+    stack, did = stack_in(tmp_path, secure=True), list[str]()
+    monkeypatch.setattr(verbs, "cli", played_cli(did, returncode=1))
+    monkeypatch.setattr(stack, "start", lambda name: did.append(f"start {name}"))
+    monkeypatch.setattr(stack, "wait_ready", lambda _: None)
+    with pytest.raises(StackError, match=r"etcd's users could not be made: no leader$"):
+        start(stack, did.append)
+    assert did == ["start etcd", "start engine-r1", "apply dev/r1"]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_each_part_is_started_when_what_it_needs_is_ready_and_ended_all_at_once(tmp_path, monkeypatch, secure):
     """Nothing is called ready that was not waited for. Whose end is waited for after the other's would take long; what
-    cannot be found has nothing to end.
+    cannot be found has nothing to end. Where etcd has users, they are there before anybody shows who he is.
     """
-    stack, did = stack_in(tmp_path, 2), list[str]()
+    stack, did = stack_in(tmp_path, 2, secure=secure), list[str]()
+    monkeypatch.setattr(verbs, "cli", played_cli(did, returncode=0))
     monkeypatch.setattr(verbs, "make_pool", lambda _: did.append("pool"))
     monkeypatch.setattr(stack, "start", lambda name: did.append(f"start {name}"))
     monkeypatch.setattr(stack, "wait_ready", lambda names: did.extend(f"wait for {name}" for name in names))
     start(stack, lambda line: did.append(f"tell {line.split()[0]}"))
     assert did == [
-        *("start etcd", "start engine-r1", "start engine-r2", "wait for etcd", "start admin", "wait for admin"),
-        *("tell etcd", "pool", "start sidecar-r1", "start sidecar-r2", "wait for engine-r1", "wait for engine-r2"),
+        *("start etcd", "start engine-r1", "start engine-r2", "wait for etcd"),
+        *(("apply dev/r1 dev/r2", "enable") if secure else ()),
+        *("start admin", "wait for admin", "tell etcd", "pool", "start sidecar-r1", "start sidecar-r2"),
+        *("wait for engine-r1", "wait for engine-r2"),
         *("wait for sidecar-r1", "wait for sidecar-r2", "tell engines"),
     ]
     did.clear()

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import structlog.testing
@@ -300,6 +300,33 @@ async def test_who_takes_an_answer_slowly_may():
     connection._turn_over()
     assert transport.is_aborted
     connection.connection_lost(ConnectionResetError())
+
+
+async def test_each_answer_has_its_own_time_to_be_taken(monkeypatch):
+    """X3 given-back: who took one whole, later than at once, has not taken the next."""
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(http, "TURN_SECONDS", 3600.0)
+    transport, closed = Taking(), list[str]()
+    connection = http._HttpConnection(uvicorn.Config(Starlette()), http._Port(closed.append), {})
+    connection.connection_made(transport)
+    transport.left = 0
+    connection.resume_writing()
+    transport.left = 100
+    connection.pause_writing()
+    await eventually(lambda: transport.is_aborted)
+    assert closed == ["not_taken"]
+    connection.connection_lost(ConnectionResetError())
+
+
+async def test_as_many_may_wait_as_the_kernel_is_to_keep(monkeypatch):
+    """A burst of probes and clients is not refused; uvicorn would have it keep as many as it accepts at once."""
+    order = Mock()
+    monkeypatch.setattr(uvicorn.Server, "startup", AsyncMock(side_effect=order.uvicorn))
+    server = http.Server(uvicorn.Config(Starlette()))
+    await server.startup([order])
+    assert [call[0] for call in order.mock_calls] == ["uvicorn", "listen"]
+    order.listen.assert_called_once_with(http._QUEUED)
+    await server.startup()
 
 
 @pytest.mark.parametrize(

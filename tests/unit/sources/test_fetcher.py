@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,13 @@ def test_a_folder_is_counted_without_what_its_links_lead_to(program, adapter):
     assert refusal(fetched(path, files=3)).reason == "too_large"
 
 
+def test_what_goes_away_while_a_folder_is_counted_weighs_nothing(program, adapter, monkeypatch):
+    """Commands that write elsewhere first rename or remove what they wrote."""
+    below = fetcher._all_below
+    monkeypatch.setattr(fetcher, "_all_below", lambda folder: chain([folder / "gone"], below(folder)))
+    assert got(fetched(program(f"cp {adapter}/* $2")))
+
+
 def test_a_child_that_ends_soon_after_is_nobody_left_behind(program, adapter):
     assert got(fetched(program(f"cp {adapter}/* $2; sleep 0.2 &")))
 
@@ -180,6 +188,9 @@ def test_a_bundle_beside_the_files_is_read_and_no_version_is_told(program, adapt
         assert "adapter_config.json" in got(opened)
     assert (tmp_path / "runs").read_text() == "run\n" * 2, "once for all that is asked of what is open"
     assert source.version(Stop()) == ""
+    stopped = Stop()
+    stopped.set()
+    assert refused(source.version, stopped).reason == "staging_stopped"
     assert not source.is_gone(Stop())
     assert (tmp_path / "runs").read_text() == "run\n" * 2, "nobody fetches to see whether it is there"
     (adapter / "model.sig").unlink()

@@ -45,7 +45,23 @@ def test_exactly_the_two_known_files_are_read(allowed, adapter):
 
 @pytest.mark.parametrize("suffix", ["", "/", "/.", "/../a", "/%2e%2e/a", "//"])
 def test_other_spellings_of_an_allowed_directory_are_allowed(allowed, adapter, suffix):
-    assert fetch(allowed, adapter.uri + suffix)
+    """Also where the directory itself is all that is allowed, or everything is."""
+    for one in (allowed, AllowedSources([adapter.uri]), AllowedSources(["file:///"])):
+        assert fetch(one, adapter.uri + suffix)
+
+
+@pytest.mark.parametrize("ask", ["fetch", "signature", "version", "is_gone"])
+def test_nobody_is_asked_any_more_once_the_staging_is_stopped(allowed, adapter, monkeypatch, ask):
+    """X3 given-back: a mount may hang, so that it is not even looked at."""
+    source, stop = allowed.source(adapter.uri), Stop()
+    stop.set()
+    arguments = [mock.Mock(), stop] if ask == "fetch" else [stop]
+    with monkeypatch.context() as patched:
+        for call in ("open", "stat", "lstat"):
+            patched.setattr(
+                f"registry.sources.file.os.{call}", mock.Mock(side_effect=AssertionError("it was looked at"))
+            )
+        assert refused(getattr(source, ask), *arguments).reason == "staging_stopped"
 
 
 def test_a_name_is_percent_decoded(allowed, tmp_path):

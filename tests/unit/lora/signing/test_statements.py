@@ -202,8 +202,10 @@ def test_a_link_and_too_many_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UnsignableFolder, match="is a link"):
         folder_sha256(tmp_path)
     (tmp_path / "b").unlink()
-    monkeypatch.setattr(module, "MAX_FILES", 0)
-    with pytest.raises(UnsignableFolder, match="more than 0 files"):
+    monkeypatch.setattr(module, "MAX_FILES", 1)
+    assert [*folder_sha256(tmp_path)] == ["a"]
+    (tmp_path / "b").write_text("b")
+    with pytest.raises(UnsignableFolder, match="more than 1 files"):
         folder_sha256(tmp_path)
 
 
