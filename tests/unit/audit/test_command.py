@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -10,10 +12,12 @@ import pytest
 from registry.etcd3.errors import NoLeader
 from registry.runtime.settings import DaemonSettings
 from registry.tools.audit import main
+from registry.tools.audit.compare import AuditedStore
 from registry.tools.audit.lines import BeginLine, HoleLine, encode_line
 from registry.tools.verify.history import Violation
 
 ETCD = ("--etcd", "127.0.0.1:1")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -63,6 +67,25 @@ def test_findings_are_named_and_decide_about_the_exit_code(run, tmp_path, monkey
     assert "between revisions 3 and 9 etcd was compacted" in out
     assert out.endswith(f"2 lines: {len(found)} findings\n")
     assert ("A5 at revision 7, line 3: gone\\x1b\n" in out, "… and 1 more" in out) == (bool(found), bool(found))
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "told"),
+    [([[], []], [1.0], []), ([["late"], []], [1.0, 5.0], []), ([["late"], ["gone"]], [1.0, 5.0], ["gone"])],
+)
+async def test_what_is_found_is_looked_for_once_more(monkeypatch, answers, asked, told):
+    """A5: a watch may be behind what was listed, and nothing is told of an untouched store."""
+    seconds, left = list[float](), iter(answers)
+
+    async def read(*arguments: Any) -> tuple[AuditedStore, list[str]]:
+        seconds.append(arguments[-1])
+        return AuditedStore("/t/", 7, {}, (), NOW), next(left)
+
+    monkeypatch.setattr(main, "read_audited", read)
+    settings, lines = DaemonSettings(etcd=("127.0.0.1:1",)), [BeginLine(0)]
+    found, checked = await main._verified(settings, lines, 0, NOW, (timedelta(30), timedelta(7)))
+    assert (found, seconds) == (told, asked)
+    assert checked == "1 lines, 0 keys at revision 7, history from revision 7 on"
 
 
 @pytest.mark.parametrize("error", [None, NoLeader("no leader")])

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from registry.tools.audit.compare import AuditedStore
-from registry.tools.audit.lines import RubbishLine, decode_line
+from registry.etcd3.ops import Delete, Put, Txn
+from registry.runtime.clock import rfc3339
+from registry.store.writer import audit_id
+from registry.tools.audit.compare import AuditedStore, compare
+from registry.tools.audit.lines import BeginLine, HoleLine, RecordLine, RubbishLine, SeenLine, decode_line
+from registry.tools.verify import export
 from registry.tools.verify.export import read_histories
-from registry.tools.verify.history import HistoryBase, Revision
+from registry.tools.verify.history import HistoryBase, Revision, Step
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
 from tests.support.records import KEYS
@@ -110,6 +115,22 @@ async def deleted_and_its_record_removed(world: Audited) -> None:
     await world.delete(world.audits()[-1].key)
 
 
+async def history_beside_a_record_that_goes(world: Audited) -> None:
+    """In one step: a record that is deleted is none of what else happens."""
+    steps = Put(HISTORY, json.dumps(EVIL).encode()), Delete(world.audits()[2].key)
+    await world.served.client.txn(Txn((), steps))
+
+
+async def quota_beside_another_record(world: Audited) -> None:
+    """In one step with a record that tells of something else, as nobody writes it who is an admin service."""
+    tenant = json.loads(world.kvs(ACME)[0].value) | {"max_adapters": 1000}
+    audit = KEYS.audit("p", audit_id(datetime.now(UTC)))
+    record = json.loads(world.audits()[2].value) | HARMLESS | {"at": rfc3339(datetime.now(UTC))}
+    puts = Put(ACME, json.dumps(tenant).encode()), Put(audit, json.dumps(record).encode())
+    await world.served.client.txn(Txn((), puts))
+    await world.follow()
+
+
 IN_ETCD: dict[Tamper, str] = {
     removed_trail: TOO_EARLY,
     revoked_lease: TOO_EARLY,
@@ -119,6 +140,8 @@ IN_ETCD: dict[Tamper, str] = {
     changed_and_compacted: UNRECORDED,
     changed_and_its_record_removed: "a change without a record, or a record that was rewritten or removed",
     deleted_and_its_record_removed: "deleted without a record",
+    history_beside_a_record_that_goes: "history/p/acme%2Fa/1: it was changed without a record",
+    quota_beside_another_record: "tenants/acme: it is not what line",
 }
 
 
@@ -129,6 +152,51 @@ async def test_each_way_to_tamper_in_etcd_is_found(world: Audited, tamper):
     await tamper(world)
     found = [f"{one}" for one in await world.verify()]
     assert any(IN_ETCD[tamper] in one for one in found), found
+
+
+@audited
+async def test_what_was_followed_is_vouched_for_after_its_time_too(world: Audited):
+    """A5 tamper-evident: of what was written before somebody followed, nobody knows what else there was."""
+    await changed_and_its_record_removed(world)
+    assert await world.verify(days=31) == [], "before the change that is missing nothing was followed"
+    await changed_and_its_record_removed(world)
+    found = [f"{one}" for one in await world.verify(days=31)]
+    assert any("a change without a record, or" in one for one in found), found
+
+
+def line_at(revision: int, minutes: int) -> RecordLine:
+    """A record that was made so many minutes after noon."""
+    at = datetime(2026, 1, 1, 12, tzinfo=UTC) + timedelta(minutes=minutes)
+    return RecordLine(revision, f"audit/p/{audit_id(at)}", {"at": rfc3339(at)})
+
+
+EMPTY = AuditedStore("/t/", 99, {}, (), datetime(2026, 3, 1, tzinfo=UTC))
+OLDER = "is older than the record before it"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "is_found"),
+    [((0, -10), False), ((0, -11), True), ((0, -6, -11), True), ((0, -11, 0), True), ((0, 30, 21), False)],
+)
+def test_times_go_on_as_far_as_clocks_agree(minutes, is_found):
+    """A5 tamper-evident: nor by small steps can a record be called so old that it may be gone."""
+    lines = [line_at(number, one) for number, one in enumerate(minutes, 1)]
+    told = [one.message.partition(" ")[2] for one in compare([BeginLine(0), *lines], 0, replace(EMPTY, revision=0))]
+    assert told == [OLDER] * is_found
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_found"),
+    [
+        ([BeginLine(0), SeenLine(5), BeginLine(5)], False),
+        ([BeginLine(0), SeenLine(5), SeenLine(3), BeginLine(5)], False),
+        ([BeginLine(0), SeenLine(5), BeginLine(0)], True),
+        ([BeginLine(0), SeenLine(5), HoleLine(5, 9), SeenLine(9), BeginLine(9)], False),
+    ],
+)
+def test_a_file_goes_on_where_the_one_before_ended(lines, is_found):
+    """A5 tamper-evident: where nothing was written for a while, too."""
+    assert [one.where for one in compare(lines, 0, EMPTY)] == [f"line {len(lines)}"] * is_found
 
 
 def edit_of(number: int, **more: Any) -> Edit:
@@ -214,6 +282,26 @@ async def test_parts_of_a_store_are_read_as_one_history(world: Audited):
     stood = {kv.key for one in whole if one.revision <= 4 for event in one.events if (kv := event.kv)}
     assert isinstance(base, HistoryBase)
     assert {kv.key for kv in base.kvs} == stood
+
+
+@audited
+async def test_what_is_compacted_between_two_parts_is_read_anew(world: Audited, monkeypatch):
+    """A5: one part would begin later than another, and what happened between would be nobody's."""
+    client, store, prefixes = world.served.client, world.served.etcd.store, [KEYS.audits(), *KEYS.audited()]
+    third, read = world.audits()[2].mod_revision, export.read_range
+
+    async def overtaken(*arguments: Any, **options: Any) -> list[Step]:
+        if store.compacted < third:
+            store.compact(third)
+        return await read(*arguments, **options)
+
+    store.compact(3)
+    monkeypatch.setattr(export, "read_range", overtaken)
+    base, *later = await read_histories(client, prefixes, quiet_seconds=1.0)
+    assert isinstance(base, HistoryBase)
+    assert base.revision == third
+    assert {kv.key for kv in base.kvs} >= {kv.key for kv in world.audits()[:3]}
+    assert all(one.revision > third for one in later)
 
 
 @audited

@@ -27,6 +27,7 @@ from registry.runtime import http
 from registry.runtime.http import CannotListen, HttpServer, listen, listen_as_told
 from registry.runtime.http_tls import HttpTls
 from registry.runtime.settings import Address
+from tests.simulation.loop import virtual
 from tests.support.silent import silent_connections
 from tests.support.waiting import eventually
 
@@ -302,19 +303,22 @@ async def test_who_takes_an_answer_slowly_may():
     connection.connection_lost(ConnectionResetError())
 
 
+@virtual
 async def test_each_answer_has_its_own_time_to_be_taken(monkeypatch):
     """X3 given-back: who took one whole, later than at once, has not taken the next."""
-    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(http, "TURN_SECONDS", 3600.0)
+    monkeypatch.setattr(http, "TURN_SECONDS", 9 * http.ANSWER_SECONDS)
     transport, closed = Taking(), list[str]()
     connection = http._HttpConnection(uvicorn.Config(Starlette()), http._Port(closed.append), {})
     connection.connection_made(transport)
     transport.left = 0
     connection.resume_writing()
+    await asyncio.sleep(http.ANSWER_SECONDS - 1)
     transport.left = 100
     connection.pause_writing()
-    await eventually(lambda: transport.is_aborted)
-    assert closed == ["not_taken"]
+    await asyncio.sleep(http.ANSWER_SECONDS - 1)
+    assert not closed
+    await asyncio.sleep(2)
+    assert (transport.is_aborted, closed) == (True, ["not_taken"])
     connection.connection_lost(ConnectionResetError())
 
 
