@@ -199,6 +199,39 @@ def test_a_file_goes_on_where_the_one_before_ended(lines, is_found):
     assert [one.where for one in compare(lines, 0, EMPTY)] == [f"line {len(lines)}"] * is_found
 
 
+@pytest.mark.parametrize(("revision", "is_found"), [(4, True), (5, True), (6, False)])
+def test_a_file_has_no_record_of_before_its_beginning(revision, is_found):
+    """A5 tamper-evident."""
+    found = compare([BeginLine(5), line_at(revision, 0)], 5, replace(EMPTY, revision=0))
+    assert [one.message for one in found] == [f"revision {revision} does not come behind 5"] * is_found
+
+
+def changed(revision: int, before: str, after: str, **more: Any) -> RecordLine:
+    """A record of a change of an adapter from one value to another."""
+    line = line_at(revision, revision)
+    change = {"kind": "adapter", "name": "acme/a", "before": {before: 1}, "after": {after: 1}}
+    return replace(line, record=line.record | {"changes": [change]} | more)
+
+
+@pytest.mark.parametrize(
+    ("lines", "days", "is_found"),
+    [
+        ([changed(1, "x", "a"), changed(3, "a", "b")], 1, False),
+        ([changed(1, "x", "a"), changed(3, "b", "c")], 1, True),
+        ([changed(1, "x", "a"), changed(3, "b", "c"), SeenLine(3)], 31, False),
+        ([changed(1, "x", "a"), SeenLine(1), changed(3, "b", "c")], 31, True),
+        ([changed(1, "x", "a"), SeenLine(1), changed(3, "unreadable", "c")], 31, False),
+        ([changed(1, "x", "a", at="long ago"), changed(3, "b", "c")], 1, False),
+    ],
+    ids=["goes on", "a gap", "its time is up", "followed", "unreadable", "no time"],
+)
+def test_a_change_begins_with_what_the_one_before_left(lines, days, is_found):
+    """A5 tamper-evident: unless a record between them may be gone, or nobody could read what was there."""
+    store = replace(EMPTY, revision=0, now=datetime(2026, 1, 1, 13, tzinfo=UTC) + timedelta(days=days))
+    found = [one.message for one in compare([BeginLine(0), *lines], 0, store)]
+    assert any("a change without a record, or" in one for one in found) is is_found, found
+
+
 def edit_of(number: int, **more: Any) -> Edit:
     """Changes fields of the record in a line."""
 
