@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -17,6 +17,7 @@ from registry.access.roles import AccessRole
 from registry.model.errors import RETRY_AFTER, Reason, ResourceExhausted, Unauthenticated, Unavailable
 from registry.sources.base import StoreError
 from tests.simulation.loop import virtual
+from tests.support.played_etcd import now
 from tests.unit.access.test_tokens import CLAIMS, EC, NOW, public, signed
 
 TEXT = """apiVersion: loraplane/v1
@@ -151,6 +152,18 @@ async def test_a_stream_of_somebody_whose_credential_is_believed_no_longer_ends(
     with pytest.raises(Unauthenticated):
         await held.principal(Shown("ipv4:1.2.3.4:5", {}, f"Bearer {signed()}"))
     following.cancel()
+
+
+@pytest.mark.parametrize(("step", "late"), [(-10, 10), (0, 0), (10, 0)])
+@virtual
+async def test_a_stream_ends_with_the_token_of_its_reader(file, step, late):
+    """A1 named: by the clock on the wall, which may be set while it waits."""
+    began = now()
+    held = AccessControl(file, lambda: NOW + timedelta(seconds=now() - began + (step if now() > began + 5 else 0)))
+    ann, expires = await held.principal(Shown("ipv4:1.2.3.4:5", {}, f"Bearer {signed()}"))
+    with pytest.raises(Unauthenticated, match="your token has expired; take a new one"):
+        await held.until_revoked(ann, held.grant(ann), expires)
+    assert now() - began == pytest.approx(CLAIMS["exp"] + 30 - NOW.timestamp() + late)
 
 
 async def test_a_token_that_was_looked_at_while_its_issuer_was_taken_away_is_not_believed(file):

@@ -8,6 +8,7 @@ import json
 from contextlib import aclosing
 from functools import partial
 from itertools import product
+from unittest.mock import AsyncMock
 
 import pytest
 from google.protobuf.message import Message
@@ -26,8 +27,10 @@ from registry.admin.rpc.service import DESCRIPTOR
 from registry.admin.rpc.visible import seen_status
 from registry.etcd3.ops import Put, Txn
 from registry.model.audit import AuditRecord
+from registry.model.errors import Reason, Unavailable
 from registry.runtime.http import CERTIFICATE
 from registry.store.pages import PageToken
+from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
 from tests.support.played_admin import Aborted, Context, Served
@@ -268,6 +271,31 @@ async def test_a_caller_asks_for_no_more_pages_than_the_file_allows(served):
         assert replies[-1].headers.get("Retry-After") == ("1" if last == 429 else None)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "client", "is_private"),
+    [
+        ("https", ("9.9.9.9", 1), True),
+        ("http", ("9.9.9.9", 1), False),
+        ("http", ("127.0.0.1", 1), True),
+        ("http", ("::1", 1), True),
+        ("http", None, True),
+    ],
+)
+@guarded("")
+async def test_a_page_takes_a_token_where_nobody_else_reads_it(served, scheme, client, is_private):
+    """X1 secret-free: over TLS, or from this host alone."""
+
+    async def page(*_: object) -> Response:
+        raise AssertionError
+
+    ask = endpoint("/v1/models", page, permit, served.service.ports.access)
+    scope = {"scheme": scheme, "client": client, "query_string": b"", "headers": [(b"authorization", b"Bearer x")]}
+    told = await ask(Request({"type": "http", **scope}))
+    assert told.status_code == 401
+    message = json.loads(bytes(told.body))["error"]["message"]
+    assert ("no JSON Web Token" in message, "others could read it" in message) == (is_private, not is_private)
+
+
 DENIED = "PERMISSION_DENIED"
 
 
@@ -417,7 +445,10 @@ async def test_a_status_is_shown_without_others_adapters_and_sentences(served):
         assert broken == ("[" if name == "root" else "")
 
 
-@guarded(binding(AccessRole.PUBLISHER, "ann", ", tenants: [acme], sources: ['s3://acme/x']"))
+PUBLISHES = binding(AccessRole.PUBLISHER, "ann", ", tenants: [acme], sources: ['s3://acme/x']")
+
+
+@guarded(PUBLISHES + binding(AccessRole.VIEWER, "bob", ", tenants: [acme], pools: [p]"))
 async def test_callers_learn_who_they_are_and_what_they_may_do(served):
     told = await served.call("WhoAmI", pb.WhoAmIRequest(), ANN)
     [role] = told.roles
@@ -434,6 +465,19 @@ async def test_callers_learn_who_they_are_and_what_they_may_do(served):
         answer = await served.call("CheckAccess", asked, ANN)
         assert (answer.allowed, answer.role) == (is_allowed, "publisher" if is_allowed else ""), fields
         assert answer.roles == ["publisher", "restorer"], fields
+    for verb, resource, fields, is_allowed in (
+        ("get", "pools", {}, True),
+        ("get", "pools", {"name": "p"}, True),
+        ("get", "pools", {"name": "q"}, False),
+        ("list", "replicas", {"pool": "p"}, True),
+        ("list", "replicas", {"pool": "q"}, False),
+        ("list", "tenants", {}, True),
+        ("list", "tenants", {"name": "acme"}, True),
+        ("list", "tenants", {"name": "other"}, False),
+    ):
+        asked = pb.CheckAccessRequest(verb=verb, resource=resource, **fields)
+        answer = await served.call("CheckAccess", asked, who("bob"))
+        assert answer.allowed is is_allowed, (verb, resource, fields)
     for field in ("verb", "resource"):
         asked = pb.CheckAccessRequest(**({"verb": "get", "resource": "pools"} | {field: "x"}))
         refused = await served.refusal("CheckAccess", asked, ANN)
@@ -464,3 +508,11 @@ async def test_names_in_bindings_of_what_is_not_there_are_told_to_who_looks_afte
         (1, "tenant", "Lost"),
     ]
     assert not (await served.call("WhoAmI", pb.WhoAmIRequest(), ANN)).access_unknown
+    for fault, outcome in ((Unavailable(Reason.ETCD_UNAVAILABLE, "away"), ""), (KeyError("ours"), "INTERNAL")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Reader, "is_named", AsyncMock(side_effect=fault))
+            if outcome:
+                assert (await served.refusal("WhoAmI", pb.WhoAmIRequest(), who("root"))).info.reason == outcome
+            else:
+                told = await served.call("WhoAmI", pb.WhoAmIRequest(), who("root"))
+                assert (told.principal, [*told.access_unknown]) == ("root", [])

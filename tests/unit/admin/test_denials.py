@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from registry.access.control import Shown
 from registry.access.denials import AT_START
+from registry.access.principal import Credential, Principal
 from registry.access.roles import AccessRole
 from registry.admin.rpc.calls import Asked
 from registry.etcd3.errors import NoSpace
@@ -88,6 +90,17 @@ async def test_a_failed_authentication_is_recorded_with_what_was_shown(served, c
     assert (record.principal, record.credential, record.fingerprint) == ("", credential, fingerprint)
     assert (record.reason, record.method) == ("UNAUTHENTICATED", "ListPools")
     assert b"x.y.z" not in stored(served)[0].value
+
+
+@guarded("", recording)
+async def test_a_refusal_is_recorded_with_the_credential_that_the_caller_is_known_by(served):
+    """A5 tamper-evident: beside a certificate that names nobody a token may have counted."""
+    shown, ann = Shown("ipv4:1.2.3.4:5", who("").names, "Bearer x.y.z"), Principal("ci:ann", Credential.TOKEN)
+    served.service.denials.note("ListPools", shown, ann, PermissionDenied(Reason.PERMISSION_DENIED, "you may not"))
+    await asyncio.sleep(1)
+    [record] = records(served)
+    assert (record.principal, record.credential) == ("ci:ann", "token")
+    assert record.fingerprint == f"sha256:{hashlib.sha256(b'x.y.z').hexdigest()}"
 
 
 @guarded(binding(AccessRole.ROUTER, "ann"), recording)

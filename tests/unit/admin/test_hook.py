@@ -70,8 +70,10 @@ async def test_no_page_goes_past_the_hook(served, path):
     told = await served.page(f"{path}?pool=p&name=a")
     assert (told.status_code, told.json()["error"]["message"]) == (403, "not for you")
     about = ("p", {"name": "a"}) if path not in {"/livez", "/readyz", "/metrics"} else (None, {})
-    [one] = served.asked
+    await served.page(f"{path}?pool=")
+    one, of_none = served.asked
     assert ((one.verb, one.resource), one.principal, (one.pool, one.names)) == (PAGES[path], ANONYMOUS, about)
+    assert (of_none.pool, of_none.names) == (None, {}), "whoever sees a part of the pools may ask for all of them"
 
 
 @served

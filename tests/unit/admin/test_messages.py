@@ -390,6 +390,7 @@ CANARIES = {"stable_generation": 1, "halted": ""}
         ({"limits": 1}, {"limits": 2}, "pool", ("updated", 0, ["limits"])),
         (None, {"drain": True}, "replica", ("drain", 0, [])),
         ({"drain": True}, {"drain": False}, "replica", ("undrain", 0, ["drain"])),
+        ({"drain": True}, None, "replica", ("undrain", 0, [])),
     ],
 )
 def test_who_did_what(before, after, kind, expected):

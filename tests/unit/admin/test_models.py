@@ -95,9 +95,11 @@ async def test_nothing_is_encoded_twice_and_every_admin_service_gives_the_same(s
         encoded.extend(f"{view.snapshot.pool} {key}" for key in keys)
         return real(view, keys, heads)
 
+    answered = list[Any]()
     monkeypatch.setattr(models, "adapter_cards", noted)
+    monkeypatch.setattr(models, "_answer", lambda *of, real=models._answer: answered.append(of) or real(*of))
     first, again = await asks(served), await asks(served)
-    assert (first, len(encoded)) == (again, 4)
+    assert (first, len(encoded), len(answered)) == (again, 4, 1)
     other = Served(served.etcd)
     assert await asks(other) == first
     encoded.clear()
@@ -157,7 +159,8 @@ async def test_of_many_pools_and_callers_a_bounded_number_is_kept(served, monkey
     fleets = FleetModels(served.service.hub, Reader(served.client, KEYS))
     for pool in pools:
         await fleets.page(request(f"pool={pool}"), call())
-    assert len(fleets._cards) == 6
+    await fleets.page(request(), call(Grant(())))
+    assert len(fleets._cards) == 6, "also of those that one of the callers does not see"
     whole = json.loads(cast("bytes", (await fleets.page(request(), call())).body))
     assert [card["id"] for card in whole["data"] if card["parent"] is None] == [
         f"base-p{number}" for number in range(4)

@@ -16,6 +16,7 @@ from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.channel import MemberConnection
 from registry.etcd3.codec import LEASE_KEEPALIVE, RANGE, TXN, Method
 from registry.etcd3.errors import EtcdUnavailable, Timeout
+from registry.etcd3.tls import Pem
 from tests.simulation.loop import virtual
 from tests.support.played_etcd import now
 
@@ -194,6 +195,17 @@ async def test_what_grpc_is_told_keeps_to_what_etcd_bears_and_finds_a_dead_membe
     assert told["grpc.initial_reconnect_backoff_ms"] <= 100
     assert 1_000 <= told["grpc.min_reconnect_backoff_ms"] <= 2_000
     assert told["grpc.max_reconnect_backoff_ms"] <= 2_000
+
+
+@pytest.mark.parametrize(("pem", "made"), [(None, ["plain"]), (Pem(b"ca", b"key", b"own"), [(b"ca", b"key", b"own")])])
+def test_whoever_has_tls_files_speaks_tls_with_them(monkeypatch, pem, made):
+    """X1 secret-free: passwords and tokens go nowhere in plain text; what gRPC is told is the same."""
+    told = list[object]()
+    monkeypatch.setattr(grpc, "ssl_channel_credentials", lambda root, key, chain: (root, key, chain))
+    monkeypatch.setattr(grpc.aio, "insecure_channel", lambda *_, **__: told.append("plain"))
+    monkeypatch.setattr(grpc.aio, "secure_channel", lambda _, shown, options: told.append(options and shown))
+    channel._open("a:1", pem)
+    assert told == made
 
 
 async def test_a_fault_of_ours_in_reading_tls_files_is_told_as_it_is():

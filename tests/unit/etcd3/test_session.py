@@ -33,6 +33,7 @@ class Leases:
 
     async def lease_keepalive(self, lease: int) -> int:
         self.tried += 1
+        assert self.tried < HELD_SECONDS, "it is renewed without a pause"
         if self.tried in self.gone:
             raise LeaseExpired("no such lease")
         return lease
@@ -116,6 +117,7 @@ class Failing(Leases):
 
     def _note(self, call: str) -> None:
         self.at[call].append(now())
+        assert len(self.at[call]) < HELD_SECONDS, "it is tried without a pause"
         if len(self.at[call]) <= self.failures:
             raise EtcdUnavailable("no way", maybe_applied=False)
 

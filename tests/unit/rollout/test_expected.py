@@ -78,6 +78,8 @@ def test_who_was_never_ready_is_not_remembered_and_who_was_once_is_whatever_it_s
     assert {*now.members} == {"ready"}
     assert remember(now, here, [], {}, NOW) == now
     assert {*labels_of(here, said, now.members)} == {"starts", "stale", "broken", "ready"}
+    labeled = [lives("ready", labels={"zone": "a"}), lives("broken", b"?")]
+    assert labels_of(labeled, [broken], now.members) == {"ready": {"zone": "a"}, "broken": {}}
     gone = remember(now, [], [], {}, NOW)
     assert {*gone.members} == {"ready"}
     assert {*labels_of([lives("ready")], [], gone.members)} == {"ready"}, "what it says is on its way"

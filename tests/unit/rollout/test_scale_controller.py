@@ -11,7 +11,7 @@ from registry.model.placement import spec_now
 from registry.model.records import AdapterRecord, Placement
 from registry.model.status import AdapterLoad, ByLoad, ReportedLoad
 from registry.transactions.context import Caller
-from tests.support.played_etcd import PlayedEtcd, played
+from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL
 from tests.support.residency_world import presence, replica_status
 from tests.support.scale_services import begin, stand
@@ -101,6 +101,24 @@ async def test_it_follows_a_pool_only_while_it_has_such_an_adapter(etcd: PlayedE
         await one.apply(placement=Placement(replicas=2))
         await asyncio.sleep(10)
         assert not one.scaling._wakes
+
+
+@played
+async def test_where_nothing_is_due_nobody_looks(etcd: PlayedEtcd):
+    """A look is at the whole pool, and there may be many."""
+    (one,) = begin(etcd)
+    say(etcd, 8.0, "r1", "r2")
+    look, looks = one.scaling._look, list[float]()
+
+    async def noted(*of: Any) -> float | None:
+        looks.append(now())
+        return await look(*of)
+
+    one.scaling._look = noted  # type: ignore[method-assign]
+    await one.apply(placement=BY_LOAD)
+    await asyncio.sleep(3600)
+    assert number(etcd) == 2
+    assert 0 < len(looks) < 10
 
 
 @played
