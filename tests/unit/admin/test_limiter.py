@@ -298,6 +298,50 @@ async def test_of_queues_of_one_who_used_most_or_came_last_is_refused():
     assert _refused([last])
 
 
+@virtual
+async def test_of_callers_with_one_that_waits_who_used_most_is_refused(monkeypatch):
+    """X3 given-back."""
+    monkeypatch.setattr(limiter_module, "MAX_WAITING", 2)
+    limiter, begun = FairLimiter(1), list[str]()
+    await _call(limiter, "greedy", [], 10.0)
+    async with limiter.held("a", timeout_seconds=1):
+        calls = [asyncio.create_task(_call(limiter, one, begun)) for one in ("greedy", "b", "c")]
+        await asyncio.wait(calls, timeout=1)
+        assert [type(one) for one in _refused(calls)] == [ResourceExhausted]
+    await asyncio.wait(calls)
+    assert begun == ["b", "c"]
+
+
+@pytest.mark.parametrize("is_refused_first", [True, False])
+@virtual
+async def test_who_leaves_in_the_moment_in_which_it_is_refused_frees_no_place(monkeypatch, is_refused_first):
+    """X2, R16 bounded: it had none; and whoever it would make room for gets a turn."""
+    monkeypatch.setattr(limiter_module, "MAX_WAITING", 2)
+    limiter, begun = FairLimiter(1), list[str]()
+    async with limiter.held("a", timeout_seconds=1):
+        first, leaving = (asyncio.create_task(_call(limiter, "b", begun)) for _ in range(2))
+        await asyncio.sleep(0)
+        last = asyncio.create_task(_call(limiter, "c", begun))
+        if is_refused_first:
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await asyncio.sleep(1)
+        assert (leaving.cancelled(), begun) == (True, [])
+    await asyncio.gather(first, last)
+    assert not limiter._held
+
+
+@virtual
+async def test_calls_that_hang_leave_all_places_to_others_and_no_more():
+    """X2 unbreakable, R16 bounded: the limit grows with each that begins, also where none ends."""
+    limiter, begun = FairLimiter(64, narrows=True), list[str]()
+    hanging = [asyncio.create_task(_call(limiter, f"c{number}", begun, 1000)) for number in range(200)]
+    await asyncio.sleep(1)
+    assert len(begun) == 64
+    await _end(hanging)
+
+
 _MIB = 1 << 20
 
 

@@ -112,6 +112,11 @@ async def test_who_comes_is_remembered_and_who_goes_is_missed_for_a_day(etcd: Pl
     await kept.replicas.alive("r1", "r2")
     await asyncio.sleep(WHILE)
     assert etcd.store.revision == before + 1, "of the replicas themselves"
+    written = etcd.store.kvs[KEYS.members(POOL)].version
+    await kept.replicas.gone("r2")
+    await kept.replicas.alive("r2")
+    await asyncio.sleep(WHILE)
+    assert etcd.store.kvs[KEYS.members(POOL)].version == written, "it is back before anybody missed it"
     await kept.replicas.gone("r2")
     gone_at = now()
     await asyncio.sleep(SOON)
@@ -181,6 +186,17 @@ async def test_who_went_while_nobody_looked_is_told_as_it_was_known_to_live(etcd
 
 
 @played
+async def test_of_many_who_go_at_once_it_is_read_of_some_what_they_told_last(etcd: PlayedEtcd, monkeypatch):
+    """R16 bounded: all of them are missed."""
+    monkeypatch.setattr(members, "_MAX_READ", 1)
+    kept = await keeping(etcd, "r1", "r2")
+    await kept.replicas.gone("r1", "r2")
+    await asyncio.sleep(SOON)
+    assert all(kept.members().values())
+    assert [kept.last_known(name) is None for name in ("r1", "r2")] == [False, True]
+
+
+@played
 async def test_what_etcd_has_compacted_is_missed_by_nobody(etcd: PlayedEtcd):
     """R12: who is gone is written all the same."""
     first = await keeping(etcd, "r1")
@@ -198,6 +214,43 @@ async def test_of_a_pool_that_is_gone_nobody_is_remembered(etcd: PlayedEtcd):
     etcd.store.delete(KEYS.pool(POOL))
     await asyncio.sleep(SOON)
     assert (KEYS.members(POOL) in etcd.store.kvs, kept.told) == (False, {})
+
+
+@played
+async def test_of_a_pool_that_is_made_anew_all_are_remembered_still(etcd: PlayedEtcd):
+    """R1, R9: whoever is dead is missed as before."""
+    kept = await keeping(etcd, "r1")
+    await kept.replicas.gone("r1")
+    await asyncio.sleep(SOON)
+    forgets = list[float]()
+
+    def made_anew(request: Any) -> None:
+        if any(one.request_delete_range.key for one in getattr(request, "success", ())):
+            forgets.append(now())
+            kept.make_pool(POOL)
+
+    meddle(etcd, before=made_anew)
+    etcd.store.delete(KEYS.pool(POOL))
+    await asyncio.sleep(WHILE)
+    assert (len(forgets), {*kept.members()}, kept.told) == (1, {"r1"}, {POOL: 1})
+
+
+@played
+async def test_what_cannot_be_forgotten_with_its_pool_is_tried_again_soon(etcd: PlayedEtcd):
+    """R12."""
+    kept = await keeping(etcd, "r1")
+    tries = list[float]()
+
+    def refuse(request: Any) -> None:
+        if any(one.request_delete_range.key for one in getattr(request, "success", ())):
+            tries.append(now())
+            if len(tries) == 1:
+                raise Refusal("UNKNOWN", "no")
+
+    meddle(etcd, before=refuse)
+    etcd.store.delete(KEYS.pool(POOL))
+    await asyncio.sleep(SOON + AGAIN)
+    assert (KEYS.members(POOL) in etcd.store.kvs, len(tries), kept.task.done()) == (False, 2, False)
 
 
 @played
@@ -225,17 +278,22 @@ async def test_many_changes_within_a_moment_are_one_write_and_one_word(etcd: Pla
 @played
 async def test_who_goes_and_was_never_ready_makes_the_key_newer_once(etcd: PlayedEtcd):
     """R25: nobody remembers it, and what it was asked last is told by nobody else."""
-    kept = Kept(etcd, POOL)
+    kept = Kept(etcd, POOL, "q")
+    etcd.store.put(KEYS.members("q"), RememberedReplicas(members={"r9": RememberedReplica()}).to_bytes())
     await kept.replicas.alive("r1")
     await Replicas.alive(kept.replicas, "r2")
     await asyncio.sleep(SOON)
-    written = etcd.store.kvs[KEYS.members(POOL)].version
+    written, others = (etcd.store.kvs[KEYS.members(pool)].version for pool in (POOL, "q"))
+    await Replicas.alive(kept.replicas, "r2", labels={"zone": "a"})
+    await asyncio.sleep(WHILE)
+    assert etcd.store.kvs[KEYS.members(POOL)].version == written, "it lives still"
     await kept.replicas.gone("r2")
     gone_at = etcd.store.revision
     await asyncio.sleep(WHILE)
     newer = etcd.store.kvs[KEYS.members(POOL)]
     assert (kept.members(), newer.version) == ({"r1": ""}, written + 1)
     assert newer.mod_revision > gone_at
+    assert etcd.store.kvs[KEYS.members("q")].version == others, "it was of another pool"
 
 
 def meddle(etcd: PlayedEtcd, before: Callable[[Any], object] = id, after: Callable[[Any], object] = id) -> None:
