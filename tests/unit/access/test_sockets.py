@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from pathlib import Path
 
 import grpc
 import pytest
@@ -56,6 +57,7 @@ async def test_a_caller_on_the_host_is_known_by_the_user_of_its_process(tmp_path
         assert served.seen == [ME, ME]
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
     assert not (tmp_path / "s").exists()
+    assert not Path(served.socket.inner.removeprefix("unix:")).parent.exists()
 
 
 async def test_what_a_killed_process_left_is_replaced_and_what_is_no_socket_stays(tmp_path):
@@ -71,6 +73,28 @@ async def test_what_a_killed_process_left_is_replaced_and_what_is_no_socket_stay
         async with HostSocket(path).listening():
             pass
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("uid", [0, 7])
+async def test_our_own_user_and_root_are_let_in(tmp_path, monkeypatch, uid):
+    """A1 named: each by its own name."""
+    monkeypatch.setattr(os, "geteuid", lambda: 7)
+    monkeypatch.setattr(sockets, "_uid_of", lambda _: uid)
+    async with Served(tmp_path / "s") as served:
+        await served.call()
+    assert served.seen == [Principal(f"loraplane:host:{uid}", Credential.SOCKET)]
+
+
+async def test_the_end_waits_for_nobody_who_says_nothing(tmp_path):
+    """R16 bounded."""
+    async with asyncio.timeout(10):
+        async with Served(tmp_path / "s") as served:
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            await served.call()
+        await reader.read()
+        assert reader.at_eof()
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_another_user_of_the_host_is_let_in_nowhere(tmp_path, monkeypatch):
