@@ -257,6 +257,7 @@ def placed(least: int, most: int | None = None, per_replica: int = 0) -> dict[st
     [
         ({}, "--ttl 7d", {"ttl_seconds": 604_800}),
         ({"ttl_seconds": 600}, "--ttl none", {}),
+        ({"ttl_seconds": 600}, "--ttl none --ttl-from use", {"ttl_from": "use"}),
         ({"ttl_seconds": 600}, "--ttl-from use", {"ttl_seconds": 600, "ttl_from": "use"}),
         ({"ttl_seconds": 600, "ttl_from": "use"}, "--ttl none", {}),
         *(({}, "--keep 3", {"keep": 3}), ({"keep": 4}, "--keep none", {})),

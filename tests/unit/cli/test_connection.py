@@ -145,7 +145,8 @@ async def test_a_connection_that_is_not_taken_in_time_or_has_no_port_to_ask(monk
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    assert await _connection_trouble("unix:/nowhere") == await _connection_trouble("dns:host:1") == ""
+    for nowhere in ("unix:/nowhere", "dns:host:1", "host", "host:https"):
+        assert await _connection_trouble(nowhere) == ""
     monkeypatch.setattr(of_client, "_CONNECT_SECONDS", 0.01)
     monkeypatch.setattr(asyncio, "open_connection", never)
     assert await _connection_trouble("h:1") == "nothing answers there"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from registry.cli.doctor import replica_findings
-from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, diagnose, methods_differ, miscounts
+from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, diagnose, looked_at, methods_differ, miscounts
 from registry.cli.doctor.findings import (
     CheckedPart,
     DoctorFinding,
@@ -451,7 +451,8 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
     (living(1, 2, groups=zones(3, 1), expected=4), "", "pool update p --expect 1 --expect-labels zone=b:1"),
     (pool(replica(store=ENGINE_FULL)), "has room for 2 MiB more within its budget; ", "larger --store-budget"),
     (pool(replica(store=stored(0))), "its store has room for 0 MiB more on its disk", "make room on the disk of"),
-    (Survey((), (), (), (), unknown_pools=[MANY]), "it does not exist, and 21 replicas are of it: r0, r1, ", ""),
+    (Survey((), (), (), (), unknown_pools=[MANY]), ", and 21 replicas are of it: r0, r1, ", ""),
+    (Survey((), (), (), (), unknown_pools=[MANY]), ", r18, r19 and 1 more", ""),
     (
         replace(pool(*OF_VERSIONS), version_here="2"),
         (
@@ -468,6 +469,13 @@ def test_what_is_found_is_told_with_what_helps(seen, words, remedy):
     """R15, R18 readiness-follows, X3: causes with their own remedies, and values that the engines take."""
     (finding,) = diagnose(seen, NOW)
     assert (words in finding.finding, remedy in finding.remedy) == (True, True), finding
+
+
+def test_how_much_was_looked_at_is_told():
+    seen = replace(pool(replica(), adapters=(adapter(), adapter())), tenants=[pb.Tenant(name="t")])
+    whole = "1 pools, 1 replicas, 2 adapters, 1 tenants"
+    assert looked_at(seen) == whole
+    assert looked_at(replace(seen, etcd=[pb.EtcdMember()] * 3)) == f"{whole}, 3 members of etcd"
 
 
 def test_what_replicas_warn_of_and_what_is_wrong_with_a_source_has_a_remedy():

@@ -18,17 +18,22 @@ from grpc_health.v1 import health_pb2
 from registry.cli.doctor import collect, command
 from registry.cli.doctor.collect import look_at_certificates, look_at_counters
 from registry.cli.doctor.diagnosis import PoolSeen, Survey
-from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, info, warning
+from registry.cli.doctor.findings import CheckedPart, DoctorFinding, EtcdGrowth, error, info, warning
+from registry.cli.failure import unavailable
 from registry.cli.session import Session
 from registry.cli.views.output import Format, Printer
 from registry.client.address import Tls
-from registry.etcd3.errors import EtcdUnavailable, NoSpace
+from registry.etcd3.client import MemberDown
+from registry.etcd3.errors import Compacted, EtcdUnavailable, NoSpace
+from registry.etcd3.ops import Range
+from registry.model.errors import Reason
+from registry.runtime.settings import DaemonSettings
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import SERVICE, Refusal
 from tests.support.ran import Ran
 from tests.support.tls import Authority
 from tests.unit.cli.conftest import Cli
-from tests.unit.cli.test_diagnosis import NOW
+from tests.unit.cli.test_diagnosis import NOW, member
 from tests.unit.cli.test_pod_findings import deployment, engine_of, having, spec_of
 from tests.unit.client.test_handshake import service
 
@@ -112,13 +117,15 @@ def test_that_the_admin_service_is_spoken_to_in_plain_text_is_told(address, tls,
 
 @pytest.mark.parametrize(("days", "reason"), [(0, ""), (1.8, "certificate_expires"), (2.1, "certificate_expired")])
 def test_the_callers_own_certificate_is_told_of_before_it_ends(tmp_path, days, reason):
-    """A file that is none is told by the call itself."""
+    """A file that is none, or is not there, is told by the call itself."""
     own = Authority(tmp_path, "ca").issue("me", days=2)
     before, at = Tls(cert=own.certificate, key=own.key), datetime.now(UTC) + timedelta(days=days)
     found = look_at_certificates("127.0.0.1:1", before, at)
     assert [one.reason for one in found] == ([reason] if reason else [])
     assert all(f"your certificate {own.certificate} end" in one.finding for one in found)
     Path(own.certificate).write_text("none")
+    assert look_at_certificates("127.0.0.1:1", before, at) == []
+    Path(own.certificate).unlink()
     assert look_at_certificates("127.0.0.1:1", before, at) == []
 
 
@@ -202,6 +209,35 @@ def test_after_a_look_at_etcd_that_fails_no_connection_is_left(monkeypatch):
     with pytest.raises(Interrupted):
         collect.look_at_etcd(Mock(), Mock())
     client.aclose.assert_awaited_once_with()
+
+
+@pytest.mark.parametrize(
+    ("revision", "is_compacted", "refusal", "told"),
+    [
+        *((10_000, False, None, []), (10_001, False, None, ["revision 2 can still be read"])),
+        *((300_000, False, None, ["revision 100000 can still be read"]), (300_000, True, None, [])),
+        (300_000, True, NoSpace("full"), ["it refuses writes: it is out of space"]),
+        (300_000, False, EtcdUnavailable("away", maybe_applied=False), []),
+    ],
+)
+def test_an_etcd_that_is_full_or_that_nothing_compacts_is_told(monkeypatch, revision, is_compacted, refusal, told):
+    """Of one that does not answer its members alone are told of."""
+    is_away = isinstance(refusal, EtcdUnavailable)
+
+    async def answer(asked: Range, **_: object) -> SimpleNamespace:
+        if asked.revision and is_compacted:
+            raise Compacted("gone", compact_revision=revision)
+        return SimpleNamespace(revision=revision, kvs=[], count=0)
+
+    members = [MemberDown("m1", refusal) if is_away else member()]
+    etcd = AsyncMock(status=AsyncMock(return_value=members), range=answer, lease_grant=AsyncMock(side_effect=refusal))
+    monkeypatch.setattr(collect, "EtcdClient", lambda _: etcd)
+    monkeypatch.setattr(collect, "excess_found", AsyncMock(return_value=((), False)))
+    monkeypatch.setattr(collect, "found_trouble", AsyncMock(return_value=None))
+    found, is_up = collect.look_at_etcd(DaemonSettings(etcd=["m1:2379"]), EtcdGrowth())
+    assert is_up is not is_away
+    others = [one.finding for one in found if one.reason != "member_down"]
+    assert [one.partition(": nothing compacts")[0] for one in others] == told
 
 
 def survey(counter: int, adapters: int) -> Survey:
@@ -299,8 +335,9 @@ def test_all_pages_of_all_pools_and_tenants_are_looked_at(doctor, admin):
     }
     live, gone = [pb.Replica(name="r1", pool="a", version="")], [pb.MissingReplica(name="r2")]
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=live, missing=gone, lacking=4)]
-    found = [(one["reason"], one["subject"]) for one in doctor().json["findings"]]
-    assert found == [
+    told = doctor().json["findings"]
+    assert told[2]["finding"] == "it does not exist, and 1 replicas are of it: r9"
+    assert [(one["reason"], one["subject"]) for one in told] == [
         *(("versions_differ", "versions"), ("insecure", "its settings"), ("pool_unknown", "u")),
         *(("unreadable_record", "torn"), ("unreadable_record", "a"), ("replicas_missing", "a"), ("no_status", "a/r1")),
         *(("unreadable_record", "b"), ("replicas_missing", "b"), ("no_status", "a/r1"), ("unreadable_record", "t")),
@@ -333,6 +370,15 @@ def test_who_does_not_answer_is_named(doctor, admin, clock, health, reason, part
     admin.answers["ListPools"] = [DENIED]
     ran = doctor()
     assert (ran.code, ran.out, ran.error["reason"]) == (4, "", "PERMISSION_DENIED"), "a refusal is an answer"
+
+
+def test_a_service_that_speaks_tls_where_we_do_not_or_the_other_way_is_named(tmp_path):
+    files = Authority(tmp_path, "ca").issue("admin")
+    away = unavailable(Reason.ADMIN_UNAVAILABLE, "away")
+    for speaks, tls, told in ((files, Tls(), "speaks TLS, and"), (None, Tls(ca=Path(files.ca)), "speaks no TLS")):
+        with service(speaks) as address:
+            found = command._unreachable(Session(address, Format.TABLE, tls), away)
+        assert (found.reason, told in found.finding) == ("no_handshake", True)
 
 
 @pytest.mark.parametrize(

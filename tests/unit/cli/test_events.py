@@ -179,7 +179,8 @@ def test_the_ring_of_a_sidecar(cli, admin):
     ],
 )
 def test_of_one_adapter_or_replica(cli, world, words, expected):
-    """What waits is told of one alone: of all it would be much, and soon over."""
+    """What waits is told of one alone: of all it would be much, and soon over. A replica may be called like one."""
+    world.answers["ListChanges"][0].changes.append(change("drain", "law", kind="replica", method="DrainReplica"))
     assert {*shown(cli("-o", "json", "events", *words))} == {*expected}
 
 

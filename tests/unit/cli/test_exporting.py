@@ -76,6 +76,16 @@ def test_a_file_is_kept_and_changed_as_a_whole(fleet, cli: Cli, monkeypatch, tmp
     assert ran.err.count("changed") == 1
 
 
+def test_what_a_router_cannot_be_told_is_noted_once(fleet, cli: Cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(router_config, "AGAIN_SECONDS", 0.0)
+    named = replica("r1", engine_url="http://a.name:80")
+    fleet.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[named])]
+    fleet.answers["WatchAdapters"] = [[Hold()], [ENOUGH]]
+    fleet.answers["WatchResidency"] = [[served("r1"), served(), AWAY], [Hold()]]
+    ran = cli("export", "llm-d-endpoints", "--watch", str(tmp_path / "endpoints.yaml"))
+    assert (ran.code != 0, ran.err.count("has no IPv4 address")) == (True, 1)
+
+
 def test_standard_output_is_no_file_that_is_replaced(cli, fleet):
     """And no file is made that is called so."""
     ran = cli("export", "ipp-configmap", "--watch", "-")

@@ -48,6 +48,12 @@ def test_standard_input(cli, monkeypatch, line, text, uri):
     assert (ran.code, ran.err, yaml.safe_load(ran.out)["spec"]["source"]["uri"]) == (0, "", uri)
 
 
+def test_a_file_with_a_list_of_paths(cli, tmp_path):
+    (tmp_path / "list").write_text("/mnt/a/sql/adapter_config.json\n")
+    ran = cli("import", "directory", str(tmp_path / "list"), "--pool", "p")
+    assert (ran.code, yaml.safe_load(ran.out)["spec"]["source"]["uri"]) == (0, "file:///mnt/a/sql")
+
+
 def test_a_folder_with_a_folder_for_each_adapter(cli, tmp_path):
     root = tmp_path / "adapters"
     adapter(root, "acme--sql", nmp_adapter_meta='{"fileset": "f", "updated_at": "now"}')

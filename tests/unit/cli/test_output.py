@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import yaml
 
 from registry.cli import main
 from registry.cli.failure import CliError, CommandFailure, Exit
-from registry.cli.views.output import Color, Format, Output, OutputView, Printer, output_of, yaml_document
+from registry.cli.views.output import Color, Format, Output, OutputView, Printer, output_of, write_out, yaml_document
 from registry.cli.views.template import columns_of
 from registry.tools.verify import program
 from registry.tools.verify.history import Violation
@@ -43,6 +44,12 @@ def drawn(monkeypatch) -> Callable[..., str]:
 def seen(written: str) -> list[str]:
     """The lines that a person sees, without what styles them."""
     return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", written).splitlines()
+
+
+def test_what_is_written_to_a_pipe_is_there_at_once():
+    with redirect_stdout(io.TextIOWrapper(io.BytesIO(), write_through=False)) as pipe:
+        write_out("event \ud800\n")
+        assert pipe.buffer.getvalue() == b"event \\ud800\n"
 
 
 def test_a_row_is_a_line_and_a_name_is_whole(drawn, capsys):

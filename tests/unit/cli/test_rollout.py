@@ -266,6 +266,7 @@ def test_a_rollout_as_programs_see_it(cli, admin):
     whole = {"name": "sql", "generation": 0, "done": True, "replicas": []}
     assert cli("-o", "json", "rollout", "sql").json == whole | nothing
     assert cli("-o", "name", "rollout", "sql").out == "sql\n"
+    assert "{" not in cli("rollout", "sql").out
     said = {"failure": "replicas_failed", "waiting": "w", "note": "n"}
     kept = pb.RolloutReplica(replica="r2", state=SERVING, canary=True, serving_generation=1)
     admin.answers["WatchRollout"] = [[rollout((FAILED, "x", "y"), done=True, **said)]]

@@ -181,6 +181,13 @@ def test_the_same_command_goes_on_with_the_rest_of_what_stood(cli, store, of_tea
     assert cli(*whole).code == 0
 
 
+def test_what_is_deleted_by_its_names_has_the_id_that_was_given(cli, store):
+    """W3 idempotent: also where it may be several transactions, of which the first has the id itself."""
+    for more in ([], ["--no-atomic"]):
+        assert cli("delete", "a", "b", "--yes", "--request-id", "q", *more).code == 0
+        assert store.asked("ApplyAdapters")[-1].request_id == "q"
+
+
 def test_a_change_that_follows_from_what_stood_is_not_made_again(cli, store, of_team_x):
     """W3 idempotent: once it was made something else stands, so the same id comes with another payload: it is refused,
     with where to see what was done.

@@ -69,6 +69,12 @@ async def dribbled() -> AsyncIterator[bytes]:
         await asyncio.sleep(0.02)
 
 
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield bytes(1 << 16)
+        await asyncio.sleep(0)
+
+
 REFUSED = {"error": {"message": "the token is none"}}
 ODD: dict[str, tuple[Response, str]] = {
     "/refused": (JSONResponse(REFUSED, 401), "the token is none; --sidecar takes"),
@@ -77,6 +83,7 @@ ODD: dict[str, tuple[Response, str]] = {
     "/failed": (JSONResponse({"ready": False}, 500), "status 500, and no failed"),
     "/list": (JSONResponse([{}]), "status 200, and no list: is it a sidecar"),
     "/long": (Response(b"{}".ljust(_MAX_PAGE_BYTES + 1)), "status 200, and no long"),
+    "/endless": (StreamingResponse(endless()), "status 200, and no endless"),
     "/torn": (Response("{"), "no torn of a sidecar at"),
     "/dribble": (StreamingResponse(dribbled()), "no whole answer within 0.5 s"),
 }

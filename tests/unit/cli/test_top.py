@@ -9,17 +9,20 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
 from registry.cli.commands import replicas as of_replicas
 from registry.cli.commands import top
-from registry.cli.failure import CliError
+from registry.cli.failure import CliError, CommandFailure, Exit
+from registry.cli.session import Session
 from registry.cli.sidecars import SidecarAccess
 from registry.cli.views.replica_view import missing_view
 from registry.cli.views.top import adapter_rows, replica_row
 from registry.client.address import Tls
+from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.conftest import Time
@@ -155,6 +158,9 @@ def test_no_sidecar_is_waited_for_without_end(cli, admin, monkeypatch, flags, se
 
     monkeypatch.setattr("registry.cli.commands.top.ask_sidecar", ask)
     assert (cli("top", "--sidecar", "127.0.0.1:1", *flags).code, waited) == (0, [seconds])
+    connect = Mock(side_effect=CliError(CommandFailure(Exit.UNAVAILABLE, Reason.ADMIN_UNAVAILABLE, "away")))
+    monkeypatch.setattr(Session, "client", connect)
+    assert (cli("top", *flags).code, connect.call_args.args) == (6, (seconds if flags else top.READ_SECONDS,))
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,8 @@ def test_a_rollback_to_what_nobody_has_ends_at_once(registry, admin):
     admin.answers["WatchRollout"] = [[rollout(*gone), Hold()]]
     with pytest.raises(Unavailable, match="not served in time"):
         registry.wait(PUBLISHED, timeout_seconds=0.3)
+    admin.answers["WatchRollout"] = [[rollout(*gone), rollout(SERVING, done=True), Hold()]]
+    registry.wait(PUBLISHED, timeout_seconds=120)
     admin.answers["WatchRollout"] = [[rollout(gone[0], SILENT), Hold()]]
     with pytest.raises(Unavailable, match="not served in time"):
         registry.rollback("a", "p", timeout_seconds=0.3)

@@ -25,8 +25,10 @@ from tests.support.fake_admin import Hold, Refusal
 
 def test_pools_are_made_changed_and_deleted(registry, admin):
     """W3 idempotent, W4 etag: what is not given stays, also what this release does not know."""
-    made = registry.create_pool("p", ["tiny"], max_rank=8, engine_names="versioned", request_id="mine")
-    limits = pb.PoolLimits(max_rank=8)
+    made = registry.create_pool(
+        "p", ["tiny"], max_rank=8, expected_replicas=3, engine_names="versioned", request_id="mine"
+    )
+    limits = pb.PoolLimits(max_rank=8, expected_replicas=3)
     pool = pb.Pool(name="p", base_models=["tiny"], engine="vllm", engine_names="versioned", limits=limits)
     assert admin.asked("CreatePool") == [pb.CreatePoolRequest(pool=pool, request_id="mine")]
     assert (made.name, made.max_rank, made.engine_names) == ("p", 8, "versioned")

@@ -68,6 +68,7 @@ def service(server: TlsFiles | None, *, asks: bool = False) -> Iterator[str]:
         context.load_cert_chain(server.certificate, server.key)
         context.load_verify_locations(server.ca)
         context.verify_mode = ssl.CERT_REQUIRED if asks else ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
 
     class Greeting(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -77,7 +78,8 @@ def service(server: TlsFiles | None, *, asks: bool = False) -> Iterator[str]:
                     self.request.sendall(b"settings")
                     return
                 with context.wrap_socket(self.request, server_side=True) as secure:
-                    secure.sendall(b"settings")
+                    if secure.selected_alpn_protocol() == "h2":  # gRPC takes nobody else
+                        secure.sendall(b"settings")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greeting) as listening:
         serving = threading.Thread(target=listening.serve_forever, args=(0.01,))

@@ -42,4 +42,10 @@ async def test_what_a_program_hears_is_told_as_it_comes_and_it_ends_with_its_cal
                     await channel.close()
                     assert process.returncode is not None
             assert (process.returncode is not None, channel._running) == (True, set())
+        stream = watch(pb.WatchResidencyRequest(pool="p"), timeout=None, metadata=None)
+        async with aclosing(aiter(stream)) as answers:
+            assert (await asyncio.wait_for(anext(answers), 60)).revision == 7
+            (process,) = channel._running
+            process.stdin.close()  # as when its program is killed
+            assert await asyncio.wait_for(process.wait(), 60) == 0
     assert admin.asked("GetPool") == [pb.GetPoolRequest(name="p"), pb.GetPoolRequest(name="q")]

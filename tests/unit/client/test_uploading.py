@@ -34,7 +34,7 @@ def source_of(folder: Path | str, upload: object, **more: str) -> tuple[str, str
 def test_a_copy_is_published_that_stays_when_the_folder_is_rotated(folder, tmp_path):
     digest = digest_of(folder)
     kept = tmp_path / "kept" / "step-7"
-    for upload in (kept, str(kept), Upload(kept)):
+    for upload in (kept, str(kept), Upload(kept), Upload(kept, credentials="/nowhere", credential="of buckets alone")):
         assert source_of(folder, upload) == (kept.as_uri(), digest)
     shutil.rmtree(folder)
     assert digest_of(kept) == digest
