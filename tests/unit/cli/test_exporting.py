@@ -84,6 +84,7 @@ def test_what_a_router_cannot_be_told_is_noted_once(fleet, cli: Cli, monkeypatch
     fleet.answers["WatchResidency"] = [[served("r1"), served(), AWAY], [Hold()]]
     ran = cli("export", "llm-d-endpoints", "--watch", str(tmp_path / "endpoints.yaml"))
     assert (ran.code != 0, ran.err.count("has no IPv4 address")) == (True, 1)
+    assert ran.err.index("has no IPv4 address") < ran.err.index("endpoints.yaml: written")
 
 
 def test_standard_output_is_no_file_that_is_replaced(cli, fleet):
