@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from registry.lora.base import BaseModules
+from registry.lora.digest import manifest_digest
 from registry.lora.directory import digest_of
 from registry.lora.ed25519 import read_public_key
 from registry.lora.ed25519 import sign as sign_digest
@@ -271,6 +274,22 @@ def test_what_is_just_being_kept_is_no_leftover(opened, monkeypatch):
     monkeypatch.setattr(files, "_write_whole", write)
     KeptBundles(store._layout).write("file:///a", "sha256:1", KeptBundle(b"x", ()))
     assert len(list(store._layout.bundles.iterdir())) == 1
+
+
+def test_what_is_kept_and_cannot_be_read_now_is_not_taken_for_missing(opened, monkeypatch):
+    """R12: whereas what is missing, or damaged, is fetched again."""
+    layout = opened(None)._layout
+    kept, digest = KeptBundles(layout), manifest_digest(())
+    assert kept.read("file:///a", digest) is None
+    kept.write("file:///a", digest, bundle := KeptBundle(b"x", ()))
+    assert kept.read("file:///a", digest) == bundle
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_bundles, "read_file", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
+        with pytest.raises(OSError, match="too many"):
+            kept.read("file:///a", digest)
+    for damaged in (b"[]", b"{}", b"{", b'{"entries": [], "bundle": 1}'):
+        next(layout.bundles.iterdir()).write_bytes(damaged)
+        assert kept.read("file:///a", digest) is None
 
 
 def test_what_is_kept_is_bounded(opened, monkeypatch):

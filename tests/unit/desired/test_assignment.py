@@ -113,6 +113,7 @@ def test_only_very_many_places_take_long():
     assert sharing.is_long(informer.state, many)
     sharing.find(informer.state, many)
     assert not sharing.is_long(informer.state, many)
+    assert sharing.is_long(informer.state, fleet(*(f"r{number}" for number in range(1, 102))))
     informer.apply(2, [put("n0", 2, generation=2, placement=placed_at(2))])
     assert not sharing.is_long(informer.state, many)
     informer.apply(3, [put("everywhere", 3)])

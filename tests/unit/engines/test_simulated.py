@@ -232,11 +232,12 @@ async def test_as_many_adapters_run_at_once_as_one_batch_mixes(running, asked, w
 async def test_one_that_ends_breaks_its_connections_as_a_killed_process_does():
     app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("there"))])
     listener = listen("127.0.0.1", 0)
-    async with served(app, listener):
+    async with served(app, listener) as serving:
         half, other = [await asyncio.open_connection(*listener.getsockname()) for _ in range(2)]
         half[1].write(b"GET / HTTP/1.1\r\n")
         other[1].write(b"GET / HTTP/1.1\r\nHost: e\r\n\r\n")
         await other[0].readuntil(b"there")
+    assert serving.done()
     async with asyncio.timeout(30):
         assert await half[0].read() == b""
     for _, writer in (half, other):

@@ -63,5 +63,7 @@ def test_many_are_told_in_portions_that_the_plugin_takes():
     found = list(parts(many))
     assert {use: version for part in found for use, version in part.items()} == many
     assert 4 < len(found) < 10
+    assert all(sum(len(path) for _, path in part) < MOST_BYTES for part in found)
+    assert len(list(parts({("n", "/" + "p" * MOST_BYTES): "n@1"}))) == 1
     assert list(parts({})) == []
     assert MOST_BYTES + 8192 < MAX_BODY_BYTES

@@ -294,6 +294,10 @@ async def test_an_operator_chooses_whether_a_degraded_replica_is_ready():
             situation = reports[-1].situation
             assert (situation.ready, "1 of 2 adapters" in situation.degraded) == (is_ready, True)
             assert situation.note == ("" if is_ready else situation.degraded)
+    async with running(Choosy(), wanting(1, "good-a", "good-b"), rule=ReadyRule("any")) as reports:
+        await asyncio.sleep(60.0)
+        assert not any(one.situation.ready for one in reports), "it never was, and the fault may be the engine's"
+        assert reports[-1].situation.degraded
 
 
 @virtual

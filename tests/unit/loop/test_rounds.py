@@ -94,6 +94,10 @@ async def test_an_engine_that_is_doubted_is_looked_at_at_once_and_one_failed_loo
         assert (engine.failing, len(reports)) == (0, told)
         await asyncio.sleep(2.0)
         assert all(report.situation.ready for report in reports[told:])
+        engine.failing = 4
+        engine.on_probed()
+        await asyncio.sleep(12.0)
+        assert (engine.failing, ready(reports)) == (0, (True, "")), "R17: it is looked at again within seconds"
 
 
 @virtual

@@ -9,12 +9,13 @@ import pytest
 from registry.model.errors import InvalidArgument
 from registry.model.names import check_adapter_name
 from sidecar.desired.assignment import Assigner
+from sidecar.desired.informer import Informer
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Stuck
 from sidecar.plan.names import SEPARATOR, engine_name, key_of, names_of
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import Plan, Unload
-from tests.support.records import POOL, kv
+from tests.support.records import POOL, kv, put
 from tests.support.worlds import desired, forgetless, known, observed, path_of, placed_at, pool, wants
 from tests.unit.plan.test_planner import called, reasons
 
@@ -59,8 +60,12 @@ def test_a_deleted_adapter_goes_under_every_name():
 
 
 def test_what_is_loaded_of_an_unreadable_record_stays():
-    """R14: such a record says nothing about what should be served."""
+    """R14: such a record says nothing about what should be served; of one with a last good one that is followed."""
     assert called(plan(desired(kv("a", 1, b"?")), observed({"a@1": "v1"}))) == []
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1, generation=2, source="v2")])
+    informer.apply(2, [put("a", 2, b"?")])
+    assert called(plan(informer.state, observed({"a@1": "v1", "a@2": "v2"}), "v2")) == ["Unload a@1"]
 
 
 def test_room_for_one_generation_alone_is_told():

@@ -432,8 +432,9 @@ async def test_a_presence_that_was_written_over_is_written_again_and_that_is_tol
         assert "presence_overwritten" not in {log["event"] for log in logs}
         async with publishing(one, 3):
             await asyncio.sleep(1.0)
-            for who, lease in (("script", 0), ("script with a lease", 9)):
-                client.store.txn(Txn((), (Put(PRESENCE, presence_of(who).to_bytes(), lease),)))
+            for who, lease in (("script", 0), ("script with a lease", 9), ("unreadable", 0)):
+                value = b"of no sidecar" if who == "unreadable" else presence_of(who).to_bytes()
+                client.store.txn(Txn((), (Put(PRESENCE, value, lease),)))
                 await asyncio.sleep(10.0)
                 assert (holder(client), client.store.kvs[PRESENCE].lease, one.claim.refusal) == ("a", 3, "")
         for lease, value, of in ((4, presence_of("maker").to_bytes(), 0), (5, b"of no sidecar", 9)):
@@ -443,7 +444,7 @@ async def test_a_presence_that_was_written_over_is_written_again_and_that_is_tol
                 await asyncio.sleep(3.0)
                 assert (holder(client), client.store.kvs[PRESENCE].lease, one.claim.refusal) == ("a", lease, "")
     overwritten = [log["holder"] for log in logs if log["event"] == "presence_overwritten"]
-    told = ["script", "script with a lease", "maker"]
+    told = ["script", "script with a lease", "unreadable", "maker"]
     assert overwritten == told, "also who made the key: a sidecar does so under a lease"
 
 
