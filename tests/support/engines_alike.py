@@ -93,6 +93,7 @@ class Subject:
         self._ask = ask
         self._known = known
         self._incarnation = ""
+        self._asked: set[str] = set()
 
     async def learn(self) -> None:
         """Learns what it answers with each source. From its first request on it tells its limits.
@@ -101,6 +102,7 @@ class Subject:
             AssertionError: it answers alike with two of them, or not at all.
         """
         self._incarnation = (await self._engine.observe()).facts.incarnation
+        self._asked.clear()
         if self._incarnation in self._known:
             return
         sources = {_text(await self._ask(BASE_MODEL)): BASE_MODEL}
@@ -128,6 +130,7 @@ class Subject:
             case UnloadedByOthers(name):
                 return len(await self._http.post([PostRequest(UNLOAD_PATH, {"lora_name": name})], "", CALL_SECONDS))
             case Ask(name):
+                self._asked.add(name)
                 return self._answered_by(await self._ask(name))
             case Observe():
                 return await self._observed()
@@ -153,7 +156,8 @@ class Subject:
         """All but what is each process' own, and `resolves`: the simulation's plugin always can."""
         found = await self._engine.observe()
         adapters = {name: self._source(path) for name, path in found.adapters.items()}
-        used = sorted(found.last_used.keys() & found.adapters.keys())  # what left just before is told of for a while
+        # What left is told of for a while, and an engine may be older than what it is compared with.
+        used = sorted(found.last_used.keys() & found.adapters.keys() & self._asked)
         return found.base_models, adapters, found.facts.swap, found.facts.limits, used, found.past
 
     async def _evidence(self) -> object:

@@ -188,17 +188,18 @@ async def test_requests_are_counted_by_adapter_as_they_end(engine, asker, sideca
 
 async def test_last_use_is_of_the_last_request_and_not_of_a_look(engine, asker, sidecar, tiny, name):
     """What decides which lazy adapter makes room."""
-    await asker.load("loaded", tiny.adapter("a"))
+    loaded = f"{name}-loaded"  # which had no use under that name before
+    await asker.load(loaded, tiny.adapter("a"))
     sidecar.answers[name] = found(tiny.adapter("b"))
     await asker.text(name, PROMPT)
     first = await engine.observe()
     assert first.last_used.keys() & first.adapters.keys() == {name}
     second = await engine.observe()
     assert second.last_used[name] > first.last_used[name] > 0
-    await asker.text("loaded", PROMPT)
+    await asker.text(loaded, PROMPT)
     third = await engine.observe()
     assert third.last_used[name] > second.last_used[name]
-    assert third.last_used["loaded"] < third.last_used[name]
+    assert third.last_used[loaded] < third.last_used[name]
     rows = (await asker.client.get("/v1/loraplane/state")).json()["adapters"]
     assert {row["name"]: row["last_used"] for row in rows}[name] >= third.last_used[name]
 
