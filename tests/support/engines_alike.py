@@ -130,8 +130,9 @@ class Subject:
             case UnloadedByOthers(name):
                 return len(await self._http.post([PostRequest(UNLOAD_PATH, {"lora_name": name})], "", CALL_SECONDS))
             case Ask(name):
-                self._asked.add(name)
-                return self._answered_by(await self._ask(name))
+                answered = self._answered_by(await self._ask(name))
+                self._asked |= {name} & (await self._engine.observe()).adapters.keys()
+                return answered
             case Observe():
                 return await self._observed()
             case Drain():
