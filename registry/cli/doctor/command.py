@@ -223,9 +223,8 @@ def _unreachable(session: Session, problem: CliError) -> DoctorFinding:
         finding = f"the admin service at {session.admin} answers, but reaches no majority of etcd"
         remedy = "start etcd's members; loraplane doctor --etcd HOST:PORT,… says which of them are down"
         return error(CheckedPart.ETCD, "all members", "unreachable", finding, remedy)
-    trouble = handshake_trouble(
-        session.admin, session.tls.files() if session.tls else None, admin_service(session.admin)
-    )
+    tls = session.shown_tls
+    trouble = handshake_trouble(session.admin, tls.files() if tls else None, admin_service(session.admin))
     if trouble is not None:
         return error(CheckedPart.ADMIN, session.admin, "no_handshake", trouble.finding, trouble.remedy)
     remedy = "start loraplane-admin, or name another with --admin"

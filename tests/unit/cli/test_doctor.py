@@ -372,13 +372,17 @@ def test_who_does_not_answer_is_named(doctor, admin, clock, health, reason, part
     assert (ran.code, ran.out, ran.error["reason"]) == (4, "", "PERMISSION_DENIED"), "a refusal is an answer"
 
 
-def test_a_service_that_speaks_tls_where_we_do_not_or_the_other_way_is_named(tmp_path):
+def test_a_service_that_speaks_tls_where_we_do_not_or_the_other_way_is_named(tmp_path, monkeypatch):
     files = Authority(tmp_path, "ca").issue("admin")
     away = unavailable(Reason.ADMIN_UNAVAILABLE, "away")
     for speaks, tls, told in ((files, Tls(), "speaks TLS, and"), (None, Tls(ca=Path(files.ca)), "speaks no TLS")):
         with service(speaks) as address:
             found = command._unreachable(Session(address, Format.TABLE, tls), away)
         assert (found.reason, told in found.finding) == ("no_handshake", True)
+    monkeypatch.setattr(Session, "shown_tls", Tls(ca=Path(files.ca)))
+    with service(None) as address:
+        found = command._unreachable(Session(address, Format.TABLE, Tls()), away)
+    assert "speaks no TLS" in found.finding, "the calls were made with the certificates of a stack"
 
 
 @pytest.mark.parametrize(
