@@ -175,7 +175,7 @@ async def test_whether_it_has_other_adapters_than_at_the_last_look(a):
     assert way.seconds == [1]
     way.instead["/v1/loraplane/changes"].extend([Reply(404, b""), Reply(200, b"{}")])
     assert [await driver.has_changed() for _ in range(3)] == [False, False, True]
-    another = b'{"incarnation": "of another process", "changes": 99}'
+    another = b'{"schema": 1, "incarnation": "of another process", "changes": 99}'
     way.instead["/v1/loraplane/changes"].append(Reply(200, another))
     assert await driver.has_changed() is False, "of another life nothing can be said"
     await driver.observe()

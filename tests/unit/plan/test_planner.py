@@ -64,7 +64,7 @@ def test_what_is_not_in_the_store_is_staged_first():
     assert not made.is_settled
     waits = plan(state, observed(), known(state, staging={ref_of(state, "a")}))
     assert (waits.stage, waits.calls, reasons(waits.pending), waits.is_settled) == ((), (), {"a": "staging"}, False)
-    refused = {"a": Failure(ref_of(state, "a"), "before", "engine_refused", "", 1, None)}
+    refused = {"a": Failure(ref_of(state, "a"), "e1", "engine_refused", "", 1, 999.0)}
     again = plan(state, observed(), known(state, failures=refused))
     assert (reasons(again.pending), again.failed) == ({"a": "staging"}, ()), "of the files nothing failed"
 
