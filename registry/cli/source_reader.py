@@ -27,7 +27,7 @@ from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.source_uri import SourceUri, SourceUriError, is_movable, parse_source, settled_uri, without_secrets
 from registry.sources.allowed import DEFAULT_HUB, AllowedSources, RemoteOptions
-from registry.sources.base import ArtifactError, Source, SourceLimits, Stop, StoreError
+from registry.sources.base import ArtifactError, Source, SourceLimits, Stop, StoreError, fetch_unproven
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.urls import Reach, is_literal
@@ -105,7 +105,7 @@ class SourceReader:
         arrival = Arrival(stop, folder)
         with closing(self._allowed(uri)) as allowed:
             source = allowed.source(uri, credential)
-            source.fetch(arrival.take, stop)
+            fetch_unproven(source, arrival.take, stop)
             if with_bundle and folder is not None:
                 write_bundle_of(source, folder, stop)
         return arrival.digest

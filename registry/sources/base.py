@@ -177,7 +177,7 @@ class Source(Protocol):
     """One place that an adapter's files can be had from."""
 
     def fetch(self, receive: Receive, stop: Stop) -> None:
-        """Hands over the files of `manifest.FILES`, as one state of the source; ends soon after it is stopped.
+        """Hands over the files of `manifest.FILES`, each as it was at one moment; ends soon after it is stopped.
 
         Raises:
             ArtifactError: they cannot be had, or changed while they were read; or what `receive` raises.
@@ -215,6 +215,29 @@ class Source(Protocol):
             ArtifactError: the source cannot be asked.
         """
         ...
+
+
+def fetch_unproven(source: Source, receive: Receive, stop: Stop) -> None:
+    """Fetches where no digest tells which files they are to be, so that one of before is not taken with one of after.
+
+    Raises:
+        ArtifactError: as `Source.fetch`; ``source_changed``: the source tells that they are others by now. One that
+            tells another version at each look tells nothing, and what is gone was whole before.
+    """
+    before = _told(source, stop)
+    source.fetch(receive, stop)
+    now = _told(source, stop) if before else ""
+    if now and now != before and now == _told(source, stop) and not source.is_gone(stop):
+        raise ArtifactError("source_changed", "the files changed while they were read; it is tried again")
+
+
+def _told(source: Source, stop: Stop) -> str:
+    """The version of a source; empty: it tells none, or cannot be asked."""
+    try:
+        return source.version(stop)
+    except ArtifactError:
+        stop.check()
+        return ""
 
 
 def version_of(path: Path) -> tuple[int, ...]:

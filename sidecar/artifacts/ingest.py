@@ -18,7 +18,7 @@ from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_
 from registry.runtime import tracing
 from registry.runtime.failpoints import Point, hit
 from registry.runtime.local_files import is_shortage, sync_directory
-from registry.sources.base import ArtifactError, Source, Stop
+from registry.sources.base import ArtifactError, Source, Stop, fetch_unproven
 from sidecar.artifacts.disk import CHECK_BYTES, Quota, Reservation, SizeIndex
 from sidecar.artifacts.examination import Examination
 from sidecar.artifacts.examiner import Examiner
@@ -235,7 +235,10 @@ class Ingest:
         self.examiner.warm()
         with source.opened(stop) as opened:
             bundle = self.signatures.ask(opened, order.ref, stop)
-            opened.fetch(arriving.take, stop)
+            if expected is None:
+                fetch_unproven(opened, arriving.take, stop)
+            else:
+                opened.fetch(arriving.take, stop)
         hit(Point.RECEIVED)
         found = manifest_digest(arriving.entries)
         if expected not in {None, found}:

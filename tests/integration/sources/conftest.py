@@ -18,6 +18,7 @@ from registry.sources.base import ArtifactError, SourceLimits
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.v1 import registry_pb2 as pb
+from sidecar.artifacts import ingest
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.drafts import LLAMA
@@ -146,3 +147,9 @@ def apply(base, capsys, tmp_path, sent_uris, patient_desk):
         return int(code), sources[-1].digest if sources else None, capsys.readouterr().err
 
     return call
+
+
+@pytest.fixture
+def fetched_alone(monkeypatch) -> None:
+    """Sources are not asked for their version, so that the requests of a fetch can be counted."""
+    monkeypatch.setattr(ingest, "fetch_unproven", lambda source, receive, stop: source.fetch(receive, stop))

@@ -48,6 +48,7 @@ async def test_a_redirect_carries_the_credential_to_no_other_place(web, other, o
     }
 
 
+@pytest.mark.usefixtures("fetched_alone")
 async def test_a_credential_that_expires_in_mid_download_is_had_anew(web, open_store, tmp_path):
     """Fault 30: once more, and the download goes on where it broke off."""
     token = tmp_path / "token"

@@ -41,6 +41,7 @@ def token(tmp_path):
     return {"acme": {"kind": "file", "path": str(tmp_path / "token"), "prefixes": ["hf://acme"]}}
 
 
+@pytest.mark.usefixtures("fetched_alone")
 async def test_two_files_of_a_commit_are_fetched_and_the_token_stays_at_the_hub(hub, other, open_store, token):
     """X1 secret-free: the host behind the redirect never sees the token."""
     store = open_store("hf://acme", f"{other.url}/blobs", hub=hub.url, credentials=token)

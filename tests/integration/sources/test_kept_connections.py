@@ -18,6 +18,8 @@ from tests.support.web import Exchange, Site
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
+pytestmark = pytest.mark.usefixtures("fetched_alone")
+
 
 @pytest.fixture(autouse=True)
 def _kept_however_slow_the_machine(monkeypatch) -> None:

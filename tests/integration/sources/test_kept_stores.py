@@ -25,6 +25,7 @@ def site() -> Iterator[Site]:
         yield site
 
 
+@pytest.mark.usefixtures("fetched_alone")
 @pytest.mark.parametrize("cloud", CLOUDS, ids=lambda one: one.name)
 async def test_stagings_in_a_row_share_a_connection(site, open_store, tmp_path, monkeypatch, cloud):
     """X1: every request is signed as ever, and nothing that is kept shows with what."""
@@ -88,6 +89,7 @@ async def test_a_store_that_is_named_is_judged_where_the_connection_is_made(site
         assert content(staged.path) == (CONFIG, WEIGHTS)
 
 
+@pytest.mark.usefixtures("fetched_alone")
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [(["127.0.0.1"], "address_not_allowed"), (["10.0.0.9", "169.254.169.254"], "source_io")],

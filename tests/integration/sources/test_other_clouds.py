@@ -20,6 +20,7 @@ from registry.sources.object_stores import ObjectSource, Stores
 from registry.sources.origins import Origins
 from sidecar.artifacts import maintenance
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
+from tests.support.adapters import adapter_weights
 from tests.support.clouds import CLOUDS, KEY, ONE_OF_EACH, WHEN, ByPath, Cloud, asked, blob, guarded, plain
 from tests.support.web import Exchange, Site, serving
 
@@ -60,6 +61,7 @@ def _queries_do_not_count(site) -> None:
     site.answers = ByPath()
 
 
+@pytest.mark.usefixtures("fetched_alone")
 @pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
 async def test_two_objects_become_an_adapter_with_each_kind_of_secret(site, entry, open_store, monkeypatch, cloud):
     """R4, X1: just two objects are asked for; nothing is listed; no secret is sent but as its cloud takes it."""
@@ -72,6 +74,23 @@ async def test_two_objects_become_an_adapter_with_each_kind_of_secret(site, entr
     assert "keyCANARY" not in str(site.seen)
     assert KEY not in str(site.seen)
     assert "AMBIENT" not in str(site.seen), "what lies in the sidecar's own surroundings is not sent"
+
+
+@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
+async def test_objects_that_are_replaced_while_they_are_read_are_read_again(site, entry, open_store, cloud):
+    """R4: where no digest tells which files they are to be, none of before is served with one of after."""
+    store = open_store(f"{cloud.scheme}://{BUCKET}", credentials=entry(cloud))
+    served, newer = site.answers[BLOB], adapter_weights(8, 2, hidden=512, layers=4)
+
+    def replacing(exchange: Exchange) -> None:
+        if exchange.headers["Range"] != "bytes=0-0":
+            site.put(f"/{BUCKET}/sql/v7/", CONFIG, newer)
+            site.answers[BLOB] = served
+        served(exchange)
+
+    site.answers[BLOB] = replacing
+    assert (await refusal(store, uri(cloud), "acme")).reason == "source_changed"
+    assert content((await store.ensure(ref(uri(cloud), "acme"))).path) == (CONFIG, newer)
 
 
 @pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
@@ -89,6 +108,7 @@ async def test_without_a_secret_nothing_is_signed_and_the_refusal_is_said(site, 
     assert content(staged.path) == (CONFIG, WEIGHTS)
 
 
+@pytest.mark.usefixtures("fetched_alone")
 @pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
 async def test_a_secret_that_is_refused_is_read_once_more(site, entry, open_store, tmp_path, cloud):
     """Fault 30: it was rotated meanwhile."""
@@ -109,6 +129,7 @@ async def test_a_secret_that_is_refused_is_read_once_more(site, entry, open_stor
     assert len(site.paths) == 3
 
 
+@pytest.mark.usefixtures("fetched_alone")
 @pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
 async def test_a_secret_that_stays_refused_is_said_and_not_shown(site, entry, open_store, cloud):
     """X1: not in the error, nor in what caused it."""

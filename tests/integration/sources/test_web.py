@@ -16,6 +16,7 @@ from registry.sources.http import Web
 from registry.sources.urls import Reach
 from sidecar.artifacts.obtain import MAX_WORKERS
 from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref, refusal
+from tests.support.adapters import adapter_weights
 from tests.support.container_registry import packed
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
@@ -23,8 +24,11 @@ from tests.support.web import Exchange, Site, serving
 
 WEIGHTS_PATH = "/team/a/adapter_model.safetensors"
 CONFIG_PATH = "/team/a/adapter_config.json"
+# Nothing but their versions tells that these two do not belong to those of before.
+NEWER = CONFIG.replace(b'"lora_alpha": 16', b'"lora_alpha": 64'), adapter_weights(8, 2, hidden=512, layers=4)
 
 
+@pytest.mark.usefixtures("fetched_alone")
 async def test_a_download_that_breaks_off_goes_on_where_it_did(web, open_store):
     """Fault 26: what has arrived is not fetched again."""
     web.cut_once(WEIGHTS_PATH, 50_000)
@@ -97,6 +101,7 @@ async def test_a_bad_answer_is_refused_with_its_reason(web, open_store, answer, 
     assert (error.reason, error.permanent) == (reason, permanent), error.message
 
 
+@pytest.mark.usefixtures("fetched_alone")
 async def test_a_pause_that_a_server_asks_for_is_kept_by_all_replicas_of_a_store(web, open_store):
     """S6, R8: one request for all of them in each pause, and then what it gives."""
     at = 1_000_000.0
@@ -166,6 +171,7 @@ def packed_adapter(*before: tuple[str, bytes]) -> bytes:
     return packed(dict(before) | files, is_gzipped=True)
 
 
+@pytest.mark.usefixtures("fetched_alone")
 @pytest.mark.parametrize("has_tags", [True, False])
 async def test_an_archive_is_one_download_that_goes_on_or_starts_over(web, open_store, has_tags):
     web.has_tags = has_tags
@@ -196,6 +202,22 @@ async def test_an_archive_that_would_do_harm_leaves_nothing(web, open_store, tmp
     assert {path.name for path in set(tmp_path.iterdir()) - before} == {"store", "credentials.json"}
 
 
+async def test_a_folder_that_is_overwritten_while_it_is_read_is_read_again(web, open_store):
+    """R4: where no digest tells which files they are to be, none of before is served with one of after."""
+    store = open_store(f"{web.url}/team")
+
+    def overwriting(exchange: Exchange) -> None:
+        if "Range" not in exchange.headers:
+            web.put("/team/a/", *NEWER)
+            del web.answers[WEIGHTS_PATH]
+        web.serve(exchange)
+
+    web.answers[WEIGHTS_PATH] = overwriting
+    assert (await refusal(store, f"{web.url}/team/a/")).reason == "source_changed"
+    assert content((await store.ensure(ref(f"{web.url}/team/a/"))).path) == NEWER
+
+
+@pytest.mark.usefixtures("fetched_alone")
 async def test_one_download_serves_all_replicas_of_a_host(web, open_store):
     stores = [open_store(f"{web.url}/team", replica=f"r{number}") for number in range(3)]
     staged = await asyncio.gather(*(store.ensure(ref(f"{web.url}/team/a/")) for store in stores))

@@ -66,6 +66,9 @@ class Allowed:
         for name, chunks in FILES.items():
             receive(name, len(b"".join(chunks)), iter(chunks))
 
+    def version(self, _stop: Stop) -> str:
+        return ""
+
     def signature(self, _stop: Stop) -> None:
         return None
 
