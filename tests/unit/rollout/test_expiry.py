@@ -12,6 +12,7 @@ import pytest
 from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.model.records import AdapterRecord, TenantRecord
 from registry.rollout import expiry
+from registry.rollout.ages import ClockReading, ExpiryClock
 from registry.transactions.context import Caller
 from tests.support.ending_services import NAME, SOMEBODY, Service, audits, begin
 from tests.support.played_etcd import PlayedEtcd, now, played
@@ -54,6 +55,26 @@ async def test_it_ends_once_by_its_own_time_with_two_services_and_any_wall_clock
     assert stands(etcd, KEYS.adapter(POOL, "acme/stays"))
     assert TenantRecord.parse(etcd.store.kvs[KEYS.tenant("acme")].value).adapters == 1
     assert 1 <= first.count["expired"] + second.count["expired"] <= 2
+
+
+@played
+async def test_a_clock_that_another_service_moved_on_meanwhile_stays(etcd: PlayedEtcd, monkeypatch):
+    """R25: it is not replaced by what was reckoned from its reading before."""
+    key, advanced, written = KEYS.expiry_clock(), expiry.advanced, list[bytes]()
+
+    def overtaken(reading: ClockReading, longest_seconds: float, at: float) -> ExpiryClock:
+        clock = advanced(reading, longest_seconds, at)
+        if reading.kv is not None and not written:
+            written.append(advanced(reading, longest_seconds, at - 1).to_bytes())
+            etcd.store.put(key, written[0])
+        return clock
+
+    monkeypatch.setattr(expiry, "advanced", overtaken)
+    (service,) = begin(etcd)
+    await service.apply(ttl_seconds=TTL)
+    while not written:
+        await asyncio.sleep(0.25)
+    assert etcd.store.kvs[key].value == written[0]
 
 
 @played
