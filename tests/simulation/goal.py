@@ -134,7 +134,7 @@ async def stay(world: World, seconds: float) -> None:
 def check_listed(world: World) -> None:
     """R4 digest-true, R6 unload-eventual: once all is quiet, what is listed is of its entry, and has one."""
     moment = world.checks.oracle.newest
-    due = {one.name: {version.source for version in one.versions} for one in moment.wanted.values() if one.is_eager}
+    due = {one.name: one for one in moment.wanted.values() if one.is_eager}
     for replica in world.replicas:
         for name, path in replica.engine.listing.items():
             if not replica.place.store.owns(path):
@@ -143,8 +143,15 @@ def check_listed(world: World) -> None:
             source, key = source_of(path), name_key(name)
             if name not in due and key not in moment.unreadable:
                 world.checks.violated(f"R6 {replica.name} still lists {name}, which there is not")
-            elif name in due and all(is_good(one, replica.name) for one in due[name]) and source not in due[name]:
-                world.checks.violated(f"R4 {replica.name} lists {name} from {source}, and its entry is of {due[name]}")
+            elif name in due and source not in (newest := _newest_due(world, replica.name, due[name])) and newest:
+                world.checks.violated(f"R4 {replica.name} lists {name} from {source}, and its entry is of {newest}")
+
+
+def _newest_due(world: World, replica: str, one: Wanted) -> set[str]:
+    """Sources of the entry; none: an earlier one may be listed, which is kept for what cannot be served."""
+    sources, owners = {version.source for version in one.versions}, _served_by(world, one)
+    serves = any(owner == replica for owner, _ in owners) or all(is_good(source, owner) for owner, source in owners)
+    return sources if serves and all(is_good(source, replica) for source in sources) else set()
 
 
 async def warm_up(world: World) -> None:
