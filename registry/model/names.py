@@ -20,7 +20,9 @@ DEFAULT_TENANT = "default"
 _SEGMENT = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _SEGMENT_ONLY = re.compile(_SEGMENT, re.ASCII)
 # As Kubernetes makes them: no vowels, and nothing that is read as another character.
-_GENERATED = re.compile(r".+-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}", re.ASCII)
+# A pod's name has 63 characters at most: of a longer one the first 58 stay, and five that are random.
+_RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
+_GENERATED = re.compile(rf".+-{_RANDOM}{{8,10}}-{_RANDOM}{{5}}|(?=.{{63}}\Z).+-{_RANDOM}{{6,15}}", re.ASCII)
 _ADAPTER = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})?", re.ASCII)
 MAX_REQUEST_ID_CHARACTERS = 128
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}", re.ASCII)
@@ -134,7 +136,10 @@ def check_engine_host(host: str) -> str:
 
 
 def looks_generated(replica: str) -> bool:
-    """True for a name that a Deployment of Kubernetes gives a pod, NAME-68b4f9c9d7-x2x7k, and never again."""
+    """True for a name that a Deployment of Kubernetes gives a pod, NAME-68b4f9c9d7-x2x7k, and never again.
+
+    Of a long NAME it is cut: NAME-68b4f9c9d7x2x7k, or with less of the middle.
+    """
     return _GENERATED.fullmatch(replica) is not None
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from io import BytesIO
 from pathlib import PurePath
+from urllib.error import URLError
 
 import pytest
 import yaml
+from pydantic import ByteSize, TypeAdapter
 
 from registry.access.file import read_access
 from registry.picker.settings import PickerSettings
@@ -29,6 +32,7 @@ from tests.support.manifests import (
 SAFE = DEPLOY / "examples/helm/production.yaml"
 OURS = ("production", "statefulset", "trial", "etcd", "chart-around")
 NAMESPACE_LABEL, PEERS = "kubernetes.io/metadata.name", ("gateway", "monitoring")
+OF_ADMIN = ("training", "monitoring")
 PRIVATE = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -250,6 +254,68 @@ def test_a_pod_is_killed_no_earlier_than_its_steps_take():
     assert replica()["terminationGracePeriodSeconds"] == least
 
 
+class Clock:
+    """A clock that goes on while somebody sleeps."""
+
+    now = 0.0
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([URLError(TimeoutError()), "vllm:num_requests_running{engine=\"0\"} 1.0", "vllm:num_requests_waiting{} 0.0"], 3),
+        ([TimeoutError("no answer"), "vllm:num_requests_running 0"], 2),
+        ([URLError(ConnectionResetError()), "vllm:num_requests_running 0"], 2),
+        ([URLError(ConnectionRefusedError()), "never asked"], 1),
+        (["vllm:num_requests_waiting 1"] * 9, 8),
+    ],
+)
+def test_an_engine_that_is_late_is_not_taken_for_idle(answers, asked, monkeypatch):
+    """What runs there would be cut short; where nobody listens there is nothing to wait for."""
+    hook = containers_of(replica())["vllm"]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    clock, left = Clock(), list(answers)
+
+    def answered(request, **_):
+        if "/drain" in request.full_url:
+            return BytesIO(b"{}")
+        clock.now += 1
+        answer = left.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return BytesIO(f"# HELP\n{answer}\n".encode())
+
+    monkeypatch.setattr("urllib.request.urlopen", answered)
+    monkeypatch.setattr("time.sleep", clock.pass_by)
+    monkeypatch.setattr("time.monotonic", lambda: clock.now)
+    hook = hook.replace("open('/run/secrets/loraplane/control/token').read()", "'secret'").replace("+ 60", "+ 15")
+    exec(compile(hook, "hook", "exec"), {})  # noqa: S102 - ours
+    assert len(answers) - len(left) == asked
+
+
+def test_a_pod_is_not_ended_for_what_its_store_holds():
+    """The kubelet ends a pod with more in an emptyDir than its size, and the sidecar sees only the node's disk."""
+
+    def told(*sets: str) -> int | None:
+        found = rendered(SAFE, sets=sets)
+        pod = pod_of(next(one for one in found if one["metadata"]["name"].endswith("-replica") and "template" in str(one)))
+        container = containers_of(pod)["loraplane-sidecar"]
+        arguments = [one for one in container["args"] if one.startswith("--store-budget")]
+        read = TypeAdapter(ByteSize).validate_python
+        return read(arguments[0].partition("=")[2]) if arguments else None
+
+    store = "sidecar.store"
+    assert told() == 45 << 30
+    assert told(f"{store}.sizeLimit=1.5Ti") == int(1.35 * (1 << 40))
+    assert told(f"{store}.sizeLimit=800M") == 720_000_000
+    assert told(f"{store}.sizeLimit=") is None
+    assert told(f"{store}.budget=20GB") == 20_000_000_000
+    assert told(f"{store}.hostPath=/a") is None
+    assert told(f"{store}.claim.size=1Gi", "replicas.kind=StatefulSet") is None
+
+
 def test_labels_and_addresses_come_from_the_pod():
     env = {
         one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"]
@@ -291,6 +357,18 @@ def test_nobody_reaches_an_engine_or_etcd_unless_a_value_names_them():
     asked = [port["port"] for one in whole["replica"]["ingress"] for port in one["ports"]]
     assert asked == [8000, 7602, 8000, 8000, 7602]
     assert [port["port"] for one in whole["replica"]["egress"] for port in one["ports"]] == [53, 53, 2379, 443]
+
+
+def test_the_admin_service_reaches_the_keys_of_issuers_and_its_clients_reach_its_pages():
+    """Without its egress no token is believed; routers read residency at the HTTP port."""
+    admin = of_kind(examples()["production"], "NetworkPolicy", "admin")["spec"]
+    assert [port["port"] for one in admin["egress"] for port in one["ports"]] == [53, 53, 2379, 443]
+    trial = of_kind(examples()["trial"], "NetworkPolicy", "admin")["spec"]
+    assert [port["port"] for one in trial["egress"] for port in one["ports"]] == [53, 53, 2379]
+    clients, monitoring = ([{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: one}}}] for one in OF_ADMIN)
+    asked = [(one["from"][-1:], one["from"], [port["port"] for port in one["ports"]]) for one in admin["ingress"]]
+    assert [(last, ports) for last, _, ports in asked] == [(clients, [7600, 7603]), (monitoring, [7601])]
+    assert asked[1][1] == [*clients, *monitoring]
 
 
 def test_what_is_removed_on_purpose_is_one_at_a_time():

@@ -141,10 +141,17 @@ def test_engines_that_a_pool_does_not_allow(url, host):
         ("vllm-68b4f9c9d7-x2x7", False),
         ("vllm-68b4f9c9d7-x2x7a", False),
         ("vllm-production-zone1", False),
+        ("ms-inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw9", True),
+        ("ms-inference-scheduling-llm-d-modelservice-prefill-8ff7fd5b8lw9", True),
+        ("inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw9", False),
+        ("ms-inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw1", False),
     ],
 )
 def test_names_of_a_deployments_pods(name, is_generated):
-    """As ReplicaSets make them: two endings of letters without vowels and of digits that look like no letter."""
+    """As ReplicaSets make them: two endings of letters without vowels and of digits that look like no letter.
+
+    Of a name with more than 63 characters the first of them is cut, and the dash between them.
+    """
     assert looks_generated(name) is is_generated
 
 

@@ -76,7 +76,7 @@ for the pod, so that routers that look at containers alone agree with Services.
     {{- range $s.allowSource }}
     - --allow-source={{ . }}
     {{- end }}
-    {{- with $s.store.budget }}
+    {{- with include "loraplane.storeBudget" . }}
     - --store-budget={{ . }}
     {{- end }}
     {{- if $s.controlTokenSecretName }}
@@ -163,6 +163,19 @@ for the pod, so that routers that look at containers alone agree with Services.
     {{- with $s.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+{{- end }}
+
+{{/*
+Without a budget of its own an emptyDir's is nine tenths of its size: the kubelet ends the pod, engine and all, once there is more in it,
+and the sidecar sees the node's disk alone.
+*/}}
+{{- define "loraplane.storeBudget" -}}
+{{- $store := .Values.sidecar.store -}}
+{{- if $store.budget -}}
+{{- $store.budget -}}
+{{- else if and $store.sizeLimit (not $store.hostPath) (not $store.claim.size) -}}
+{{- printf "%v%sB" (mulf 0.9 (regexFind "^[0-9.]+" $store.sizeLimit)) (regexFind "[EPTGMk]i?$" $store.sizeLimit) -}}
+{{- end -}}
 {{- end }}
 
 {{/* Volumes of the pod that the sidecar, the plugin and the engine share. */}}
@@ -290,7 +303,10 @@ lifecycle:
           {{- include "loraplane.finishScript" . | nindent 10 }}
 {{- end }}
 
-{{/* Begins the drain, and waits so long for others to take over. What fails keeps nobody from the rest of the hook. */}}
+{{/*
+Begins the drain, and waits so long for others to take over. What fails keeps nobody from the rest of the hook. An answer is empty where
+none came, and None where nobody listens.
+*/}}
 {{- define "loraplane.drainScript" -}}
 import re, ssl, time, urllib.request as r
 {{- if .root.Values.sidecar.controlTokenSecretName }}
@@ -306,16 +322,19 @@ def get(url, seconds):
         return r.urlopen(request, timeout=seconds, context=plain).read().decode()
     except OSError as error:
         print(url, error)
-        return ''
+        return None if isinstance(getattr(error, 'reason', error), ConnectionRefusedError) else ''
 get('{{ if .root.Values.sidecar.http.tlsSecretName }}https{{ else }}http{{ end }}://127.0.0.1:7602/drain?wait={{ .wait }}', {{ add .wait 5 }})
 {{- end }}
 
-{{/* Waits until routers have noticed, and then until no request runs. */}}
+{{/* Waits until routers have noticed, and then until no request runs. An engine that is late with its answer may have some. */}}
 {{- define "loraplane.finishScript" -}}
 time.sleep({{ .Values.engine.routerSeconds }})
 end = time.monotonic() + {{ .Values.engine.requestSeconds }}
 busy = re.compile(r'^vllm:num_requests_(?:running|waiting)(?:{.*})? (?!0(?:\.0)?$)', re.M)
-while time.monotonic() < end and busy.search(get('http://127.0.0.1:{{ .Values.engine.port }}/metrics', 5)):
+while time.monotonic() < end:
+    page = get('http://127.0.0.1:{{ .Values.engine.port }}/metrics', 5)
+    if page is None or (page and not busy.search(page)):
+        break
     time.sleep(1)
 {{- end }}
 
