@@ -110,6 +110,8 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         self._registry = registry
         self._kept_labels: Mapping[str, str] | None = None
         self._folders: dict[int, Path] = {}
+        # Of versions whose publication failed: they may be registered all the same.
+        self._unsettled: set[Path] = set()
         self._next: _Version | None = None
         self._is_at_work = False
         self._changed = Condition()
@@ -189,14 +191,17 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
     def _offer(self, args: Any, state: Any, fill: Callable[[Path], None]) -> None:  # noqa: ANN401 - the Trainer's
         """Has a version published soon, in place of one that waits; its files are written first."""
         folder = Path(args.output_dir).absolute() / "loraplane" / f"step-{state.global_step}"
+        self._unsettled.discard(folder)
         try:
             _fill_whole(folder, fill)
         except Exception as error:  # noqa: BLE001 - as in `_try`; safetensors has its own for a full disk
             self._failed("write", error)
             return
         with self._changed:
-            self._next = _Version(state.global_step, folder, self._labels_of(state))
+            overtaken, self._next = self._next, _Version(state.global_step, folder, self._labels_of(state))
             self._start()
+        if overtaken is not None and overtaken.folder not in {folder, *list(self._folders.values())}:
+            shutil.rmtree(overtaken.folder, ignore_errors=True)
         if self._wait:
             self._settle(None)
 
@@ -267,6 +272,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         _log.warning("LoraPlane: cannot %s %s in %s: %s", what, self._name, self._pool, error)
 
     def _publish(self, version: _Version, registry: Any) -> None:  # noqa: ANN401 - a client, or what is like one
+        self._unsettled.add(version.folder)
         if self._kept_labels is None:
             try:
                 self._kept_labels = dict(registry.get(self._name, self._pool).labels)
@@ -278,21 +284,29 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         # A later run of this callback writes the same folders again, which are those of its own versions then.
         others = {generation: folder for generation, folder in self._folders.items() if folder != version.folder}
         self._folders = {**others, made.generation: version.folder}
+        self._unsettled.discard(version.folder)
 
     def _promote_published(self, registry: Any) -> None:  # noqa: ANN401 - a client, or what is like one
         assert self.published is not None  # noqa: S101 - a step was published
         registry.promote(self._name, self._pool, generation=self.published.generation, wait=self._wait)
 
     def _remove_old(self, registry: Any) -> None:  # noqa: ANN401 - a client, or what is like one
-        """Removes folders of older versions of this run, but for those that a replica serves, or is to serve."""
+        """Removes folders of older versions of this run, but for those that a replica serves, or is to serve.
+
+        Those of publications that failed go where no replica has a version that is not known here.
+        """
         old = sorted(self._folders)[: -self._keep]
-        if not old:
+        if not old and not self._unsettled:
             return
         with closing(registry.residency(self._pool, timeout_seconds=_RESIDENCY_SECONDS)) as states:
             found = next(states).adapters.get(self._name.lower())
         served = {found.generation, *(one.generation for one in found.replicas)} if found is not None else set()
         for generation in [one for one in old if one not in served]:
             shutil.rmtree(self._folders.pop(generation), ignore_errors=True)
+        if served <= self._folders.keys():
+            for folder in self._unsettled - set(self._folders.values()):
+                shutil.rmtree(folder, ignore_errors=True)
+            self._unsettled = set()
 
 
 def _check(every: object, keep_last_n: int, on_error: str, publish: Mapping[str, object]) -> None:

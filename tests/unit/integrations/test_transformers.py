@@ -41,7 +41,7 @@ class PlayedClient:
         self.is_deleted = False
         self.failure: Exception | None = None
         self.labels: dict[str, str] | None = None
-        self.goes_on, self.promotes, self.is_promoting = Event(), Event(), Event()
+        self.goes_on, self.promotes, self.is_promoting, self.is_publishing = Event(), Event(), Event(), Event()
         self.goes_on.set()
         self.promotes.set()
 
@@ -53,6 +53,7 @@ class PlayedClient:
         return SimpleNamespace(labels=self.labels)
 
     def publish(self, source: Path, name: str, pool: str, *, labels: dict[str, str], **more: Any) -> Published:
+        self.is_publishing.set()
         assert self.goes_on.wait(60)
         if self.failure is not None:
             raise self.failure
@@ -275,6 +276,7 @@ def test_a_slow_registry_holds_no_step_up_and_gets_the_newest_version_next(modul
     names = [folder.name for folder, _, _ in client.versions]
     assert names[-1] == "step-5"
     assert len(names) <= 2, "what nobody wants any more is left out"
+    assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == names, "and its files go"
 
 
 def test_the_end_waits_for_so_long_and_no_longer(make, client, tmp_path):
@@ -301,6 +303,42 @@ def test_folders_of_old_versions_go_but_not_while_a_replica_serves_them(make, cl
     trainer.step()
     assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-5", "step-6"]
     assert trainer.callback.last_error is None
+
+
+@pytest.mark.parametrize(
+    ("served", "left"), [({1}, ["step-1", "step-5"]), ({1, 77}, [f"step-{step}" for step in range(1, 6)])]
+)
+def test_files_of_publications_that_failed_go_unless_one_of_them_may_be_served(make, client, tmp_path, served, left):
+    """X3 given-back: a registry that is away for a while does not fill the disk of the run."""
+    client.served = served
+    trainer = PlayedTrainer(make(), tmp_path).begin()
+    trainer.step()
+    client.failure = Unavailable(Reason.ADMIN_UNAVAILABLE, "no answer")
+    for _ in range(3):
+        trainer.step()
+    assert len(list((tmp_path / "loraplane").iterdir())) == 4
+    client.failure = None
+    trainer.step()
+    assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == left
+
+
+def test_a_second_run_writes_anew_what_a_first_one_could_not_publish(make, client, tmp_path):
+    client.failure = Unavailable(Reason.ADMIN_UNAVAILABLE, "no answer")
+    trainer = PlayedTrainer(make(), tmp_path).begin()
+    for _ in range(2):
+        trainer.step()
+    trainer.end()
+    client.failure, trainer.state.global_step = None, 0
+    trainer.begin()
+    client.goes_on.clear()
+    client.is_publishing.clear()
+    trainer.callback._wait = False
+    trainer.step()
+    assert client.is_publishing.wait(60)
+    trainer.step()
+    client.goes_on.set()
+    trainer.end()
+    assert [folder.name for folder, _, _ in client.versions] == ["step-1", "step-2"]
 
 
 @pytest.mark.parametrize(("keep", "fails"), [(1, True), (3, False)], ids=["some are old", "none is old"])
