@@ -100,6 +100,12 @@ def test_helm_finds_nothing_wrong_with_the_chart():
         (["picker.http.tlsSecretName="], "picker.http.tlsSecretName is empty"),
         (["picker.adminTlsSecretName="], "picker.adminTlsSecretName is empty: name a Secret with the admin service's"),
         (["monitoring.podMonitor.certificateSecretName="], "needs monitoring.podMonitor.certificateSecretName"),
+        (
+            ["monitoring.podMonitor.certificateSecretName=", "sidecar.http.tokenSecretName=", "picker.enabled=false"],
+            "monitoring.podMonitor needs sidecar.http.tokenSecretName or monitoring.podMonitor.certificateSecretName",
+        ),
+        (["admin.http.tlsSecretName="], "monitoring.serviceMonitor needs admin.http.tlsSecretName and"),
+        (["monitoring.serviceMonitor.tokenSecret.name="], "monitoring.serviceMonitor needs admin.http.tlsSecretName"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(sets, told):

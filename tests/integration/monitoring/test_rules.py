@@ -77,12 +77,20 @@ FIRES: dict[str, tuple[Mapping[str, str], int]] = {
     "EtcdNoSpace": ({'loraplane_admin_no_space_total{instance="a"}': "0+1x40"}, 1),
     "EtcdSpaceCritical": ({'etcd_mvcc_db_total_size_in_bytes{instance="m"}': "90x40"}, 1),
 }
-# A drain is on purpose, a full file is also more than 70 % full, a replica of many revisions is not behind.
+# As `FIRES`, in other ways.
+FIRES_TOO: tuple[tuple[str, Mapping[str, str], int], ...] = (
+    ("AdminDown", {'up{job="admin",instance="a"}': "1x3 stale _x35"}, 5),  # nobody is left to be asked
+    ("AdminDown", {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b"}': "0x40"}, 1),
+)
+# A drain is on purpose, a full file is also more than 70 % full, a replica of many revisions is not behind,
+# and an admin service that was never asked is another Prometheus'.
 QUIET: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("ReplicaNotReady", {'loraplane_ready{instance="s"}': "0x40", 'loraplane_draining{instance="s"}': "1x40"}),
     ("ReplicaBehind", {'loraplane_observed_revision{instance="s"}': "95+10x40"}),
     ("AccessFilesDiffer", {'loraplane_admin_access_info{instance="b",digest="1"}': "1x40"}),
     ("EngineRestarts", {'loraplane_engine_restarts_total{instance="s"}': "0 1 2x38"}),
+    ("AdminDown", {'up{job="admin",instance="a"}': "_x40"}),
+    ("AdminDown", {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b"}': "1x40"}),
     ("EtcdSpaceCritical", {'etcd_mvcc_db_total_size_in_bytes{instance="m"}': "75x40"}),
 )
 
@@ -111,7 +119,7 @@ def cases() -> list[dict[str, Any]]:
     names = [rule["alert"] for rule in rules()]
     rest = [case({}, *(firing(name, 35, 0) for name in names))]
     quiet = [case(series, firing(name, 35, 0)) for name, series in QUIET]
-    for name, (series, minute) in FIRES.items():
+    for name, series, minute in (*((name, *told) for name, told in FIRES.items()), *FIRES_TOO):
         before = [firing(name, minute - 1, 0)] if minute else []
         rest.append(case(series, *before, firing(name, minute, 1)))
     return [*rest, *quiet]

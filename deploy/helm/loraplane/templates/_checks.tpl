@@ -37,6 +37,10 @@
 {{- if and $admin.tokens (not $admin.tlsSecretName) -}}
 {{- fail "admin.tokens needs admin.tlsSecretName, since others could read the tokens" -}}
 {{- end -}}
+{{- $monitor := .Values.monitoring.serviceMonitor -}}
+{{- if and $monitor.enabled (or $admin.access.secretName $admin.access.policy) (not (and $admin.http.tlsSecretName $monitor.tokenSecret.name)) -}}
+{{- fail "monitoring.serviceMonitor needs admin.http.tlsSecretName and monitoring.serviceMonitor.tokenSecret: with an access file the pages ask for a token, over TLS alone" -}}
+{{- end -}}
 {{- end }}
 
 {{- define "loraplane.checkSidecar" -}}
@@ -53,8 +57,13 @@
 {{- end }}
 
 {{- define "loraplane.checkReplicas" -}}
-{{- if and .Values.monitoring.podMonitor.enabled (not .Values.insecure) (not .Values.sidecar.http.tlsSecretName) -}}
+{{- $monitor := .Values.monitoring.podMonitor -}}
+{{- $http := .Values.sidecar.http -}}
+{{- if and $monitor.enabled (not .Values.insecure) (not $http.tlsSecretName) -}}
 {{- fail "monitoring.podMonitor needs sidecar.http.tlsSecretName: a sidecar's pages answer other hosts over TLS alone, with a certificate or a token" -}}
+{{- end -}}
+{{- if and $monitor.enabled $http.tlsSecretName (not (or $http.tokenSecretName $monitor.certificateSecretName)) -}}
+{{- fail "monitoring.podMonitor needs sidecar.http.tokenSecretName or monitoring.podMonitor.certificateSecretName: a sidecar's pages ask other hosts for either" -}}
 {{- end -}}
 {{- if and .Values.sidecar.store.claim.size (ne .Values.replicas.kind "StatefulSet") -}}
 {{- fail "sidecar.store.claim needs replicas.kind: StatefulSet, whose pods have a claim each" -}}

@@ -1,6 +1,6 @@
 {{/*
 What other people's charts take. Their Chart.yaml has this chart as a dependency, with replicas.enabled and admin.enabled as they like,
-and their pod of vLLM has
+and their pod of vLLM has the label app.kubernetes.io/part-of: loraplane where etcd is that of deploy/examples/etcd, and
 
     initContainers:
       {{- include "loraplane.plugin" .Subcharts.loraplane | nindent 6 }}
