@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -238,3 +239,25 @@ def test_the_example_asks_mlflow_for_what_the_uri_names(tmp_path, adapter, monke
     words = said.read_text().split()
     assert " ".join(words[:-2]) == "artifacts download --artifact-uri models:/sql@best --dst-path"
     assert words[-1] == CANARY
+
+
+@pytest.mark.parametrize(
+    ("folders", "is_meant"),
+    [([*(f"checkpoint-{step}" for step in range(9)), "."], True), (["a", "b"], False), (["only/one"], True)],
+)
+def test_the_example_takes_no_adapter_that_may_be_another(tmp_path, adapter, monkeypatch, folders, is_meant):
+    """R4 digest-true: a run's checkpoints lie beside its adapter, in whatever order they are found."""
+    tools, other = tmp_path / "tools", tmp_path / "other"
+    tools.mkdir()
+    shutil.copytree(adapter, other)
+    (other / "adapter_model.safetensors").write_bytes(b"another")
+    meant = "." if "." in folders else folders[0]
+    copies = (f"mkdir -p $folder/{one}; cp {adapter if one == meant else other}/* $folder/{one}" for one in folders)
+    (tools / "mlflow").write_text("#!/bin/sh\nfor folder; do :; done\n" + "\n".join(copies))
+    (tools / "mlflow").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    source = FetchedSource(parse_source("mlflow-model:///sql/1"), (str(EXAMPLE),), None)
+    if is_meant:
+        assert got(source)["adapter_model.safetensors"] == (adapter / "adapter_model.safetensors").read_bytes()
+    else:
+        assert "ended with 1" in str(refusal(source))
