@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from registry.admin.settings import AdminSettings
+from registry.runtime.flags import read_settings
 from sidecar.settings import DRAIN_SECONDS, SidecarSettings
 from tests.integration.compose.compose_file import FOLDER
 
@@ -59,6 +60,20 @@ def test_every_variable_of_a_unit_is_a_setting(program):
     assert {name.lower() for name in names} <= set(UNITS[program][1].model_fields)
     required = {name for name, field in UNITS[program][1].model_fields.items() if field.is_required()}
     assert {name.upper() for name in required} <= names
+
+
+@pytest.mark.parametrize("program", UNITS)
+def test_a_daemon_starts_with_the_variables_that_its_unit_names_at_least(program):
+    """Nothing that they leave unprotected keeps it from that."""
+    names = (
+        *re.findall(r"^#.*?\bLORAPLANE_.*$", text_of(program), re.M),
+        *re.findall("^Environment=.*", text_of(program), re.M),
+    )
+    values = dict(re.findall(r"(LORAPLANE_[A-Z_]+)(?:=(\S+))?", " ".join(names)))
+    environment = {name: value or "/etc/loraplane/file.pem" for name, value in values.items()}
+    settings = UNITS[program][1]
+    told = read_settings(settings, program=program, summary="", arguments=[], environment=environment)
+    assert told.unprotected() == ()
 
 
 def test_a_sidecar_may_hand_over_and_give_its_folders_to_the_group():
