@@ -272,7 +272,7 @@ class Clock:
 @pytest.mark.parametrize(
     ("answers", "asked"),
     [
-        ([URLError(TimeoutError()), "vllm:num_requests_running{engine=\"0\"} 1.0", "vllm:num_requests_waiting{} 0.0"], 3),
+        ([URLError(TimeoutError()), 'vllm:num_requests_running{engine="0"} 1.0', "vllm:num_requests_waiting{} 0.0"], 3),
         ([TimeoutError("no answer"), "vllm:num_requests_running 0"], 2),
         ([URLError(ConnectionResetError()), "vllm:num_requests_running 0"], 2),
         ([URLError(ConnectionRefusedError()), "never asked"], 1),
@@ -306,7 +306,9 @@ def test_a_pod_is_not_ended_for_what_its_store_holds():
 
     def told(*sets: str) -> int | None:
         found = rendered(SAFE, sets=sets)
-        pod = pod_of(next(one for one in found if one["metadata"]["name"].endswith("-replica") and "template" in str(one)))
+        pod = pod_of(
+            next(one for one in found if one["metadata"]["name"].endswith("-replica") and "template" in str(one))
+        )
         container = containers_of(pod)["loraplane-sidecar"]
         arguments = [one for one in container["args"] if one.startswith("--store-budget")]
         read = TypeAdapter(ByteSize).validate_python
@@ -320,6 +322,16 @@ def test_a_pod_is_not_ended_for_what_its_store_holds():
     assert told(f"{store}.budget=20GB") == 20_000_000_000
     assert told(f"{store}.hostPath=/a") is None
     assert told(f"{store}.claim.size=1Gi", "replicas.kind=StatefulSet") is None
+
+
+def test_authorities_of_ones_own_are_named_by_a_variable():
+    sets = [
+        f"{part}.extraEnv[0].{field}" for part in ("admin", "sidecar") for field in ("name=SSL_CERT_FILE", "value=/a")
+    ]
+    found = rendered(SAFE, sets=sets)
+    for kind, part, name in (("Deployment", "admin", "admin"), ("Deployment", "replica", "loraplane-sidecar")):
+        env = containers_of(pod_of(of_kind(found, kind, part)))[name]["env"]
+        assert env[-1] == {"name": "SSL_CERT_FILE", "value": "/a"}
 
 
 def test_labels_and_addresses_come_from_the_pod():

@@ -118,14 +118,18 @@ def test_doctor_finds_no_mistake_in_a_pod_of_ours(example):
     assert [(one.reason, one.finding) for one in pod_findings(examples()[example])] == []
 
 
-def test_the_etcd_of_the_examples_lets_every_sidecar_of_the_examples_in():
+def test_the_etcd_of_the_examples_lets_every_sidecar_and_prometheus_in():
     policy = of_kind(examples()["etcd"], "NetworkPolicy")["spec"]
     (let_in,) = (one["from"][0]["podSelector"]["matchLabels"] for one in policy["ingress"] if "2379" in str(one))
     kinds = ("Deployment", "StatefulSet")
     pods = [(name, one["spec"]["template"]) for name in examples() for one in examples()[name] if one["kind"] in kinds]
-    labels = [(name, pod["metadata"]["labels"]) for name, pod in pods if "loraplane-sidecar" in containers_of(pod["spec"])]
+    labels = [
+        (name, pod["metadata"]["labels"]) for name, pod in pods if "loraplane-sidecar" in containers_of(pod["spec"])
+    ]
     assert len(labels) == len(examples()) - 1
     assert [name for name, found in labels if not let_in.items() <= found.items()] == []
+    production = of_kind(examples()["production"], "NetworkPolicy", "replica")["spec"]["ingress"]
+    assert policy["ingress"][-1] == {**production[-1], "ports": [{"protocol": "TCP", "port": 2381}]}
 
 
 def test_what_is_no_engine_stays_as_it_was():

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from loraplane import AsyncRegistry, Tls, TokenFile, Unauthenticated
+from registry.access import tokens
 from registry.access.tokens import LEEWAY_SECONDS
 from registry.admin.server import running
 from registry.admin.settings import AdminSettings
@@ -31,6 +32,7 @@ from registry.v1 import registry_pb2_grpc
 from tests.support.admin import change_set, put, refusal, works
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
+from tests.support.web import Site, serving
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 ACCESS = """apiVersion: loraplane/v1
@@ -272,3 +274,13 @@ async def test_who_shows_no_certificate_is_told_to(etcd, tmp_path, authority, mo
         code, out = await loraplane(*away, "get", "pools")
         asked = f"ADMIN_UNAVAILABLE: the admin service at {away[1]} asks for a client certificate: give --tls-cert and"
         assert (code, asked in out, time.monotonic() - begun < 30) == (6, True, True)
+
+
+async def test_an_issuer_of_ones_own_authority_is_asked_for_its_keys(authority, monkeypatch):
+    """SSL_CERT_FILE names the authorities, here as for sources; it may change while we run."""
+    monkeypatch.setattr(tokens, "FETCH_SECONDS", 60.0)
+    with serving(Site({"/jwks": b"{}"}), authority.issue("issuer", host="IP:127.0.0.1")) as site:
+        with pytest.raises(httpx.ConnectError, match="certificate"):
+            await tokens.fetched(f"{site.url}/jwks")
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.issue("another").ca))
+        assert await tokens.fetched(f"{site.url}/jwks") == b"{}"

@@ -66,8 +66,8 @@ def test_every_variable_of_a_unit_is_a_setting(program):
 def test_a_daemon_starts_with_the_variables_that_its_unit_names_at_least(program):
     """Nothing that they leave unprotected keeps it from that."""
     names = (
-        *re.findall(r"^#.*?\bLORAPLANE_.*$", text_of(program), re.M),
-        *re.findall("^Environment=.*", text_of(program), re.M),
+        *re.findall(r"^#.*?\bLORAPLANE_.*$", text_of(program), re.MULTILINE),
+        *re.findall("^Environment=.*", text_of(program), re.MULTILINE),
     )
     values = dict(re.findall(r"(LORAPLANE_[A-Z_]+)(?:=(\S+))?", " ".join(names)))
     environment = {name: value or "/etc/loraplane/file.pem" for name, value in values.items()}

@@ -55,6 +55,9 @@ for the pod, so that routers that look at containers alone agree with Services.
     - name: POD_ZONE
       valueFrom: {fieldRef: {fieldPath: "metadata.labels['{{ . }}']"}}
     {{- end }}
+    {{- with $s.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   args:
     {{- include "loraplane.etcdArgs" (dict "root" . "own" $s.etcd) | nindent 4 }}
     - --pool={{ $s.pool }}
