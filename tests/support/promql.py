@@ -75,3 +75,45 @@ def _below(node: parsed.Expr, by: frozenset[str]) -> Iterator[Selector]:
 def _all(nodes: Iterable[parsed.Expr], by: frozenset[str]) -> Iterator[Selector]:
     for node in nodes:
         yield from _below(node, by)
+
+
+def unmatched(expr: str) -> list[str]:
+    """Operations of an expression that nothing comes of: no series of one side has the labels of one of the other."""
+    return [f"{one}" for one in _operations(parsed.parse(substituted(expr))) if not _is_matched(one)]
+
+
+def _operations(node: parsed.Expr) -> Iterator[parsed.BinaryExpr]:
+    match node:
+        case parsed.BinaryExpr():
+            yield node
+            yield from (*_operations(node.lhs), *_operations(node.rhs))
+        case parsed.Call():
+            for one in node.args:
+                yield from _operations(one)
+        case parsed.AggregateExpr() | parsed.ParenExpr() | parsed.UnaryExpr() | parsed.SubqueryExpr():
+            yield from _operations(node.expr)
+
+
+def _is_matched(operation: parsed.BinaryExpr) -> bool:
+    if f"{operation.op}" == "or" or (operation.modifier and operation.modifier.matching):
+        return True
+    sides = [_kept(side) for side in (operation.lhs, operation.rhs)]
+    return None in sides or sides[0] == sides[1]
+
+
+def _kept(node: parsed.Expr) -> object:
+    """Labels that the series of a vector keep: all of theirs, or those that they are summed up by; None: a number."""
+    match node:
+        case parsed.AggregateExpr():
+            return frozenset(node.modifier.labels if node.modifier else ())
+        case parsed.ParenExpr() | parsed.UnaryExpr():
+            return _kept(node.expr)
+        case parsed.BinaryExpr():
+            left = _kept(node.lhs)
+            return _kept(node.rhs) if left is None else left
+        case parsed.Call() if node.func.return_type == parsed.ValueType.Scalar:
+            return None
+        case parsed.NumberLiteral() | parsed.StringLiteral():
+            return None
+        case _:
+            return "all"

@@ -208,8 +208,12 @@ _PICKERS = Section(
             unit="s",
         ),
         Plot(
-            "Revision behind the others",
-            (Query("max(loraplane_picker_revision) - min by (instance) (loraplane_picker_revision)", "{{instance}}"),),
+            "Revisions of the last picker behind the first",
+            (
+                Query(
+                    "max by (pool) (loraplane_picker_revision) - min by (pool) (loraplane_picker_revision)", "{{pool}}"
+                ),
+            ),
             "A picker that stays behind does not know the newest changes.",
         ),
         _ports("loraplane_picker", ""),

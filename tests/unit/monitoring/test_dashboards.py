@@ -9,7 +9,7 @@ import yaml
 
 from tests.support.dashboards.__main__ import FOLDER, PAGES, files
 from tests.support.expressions import COMPOSE, asked, panels
-from tests.support.promql import selectors
+from tests.support.promql import selectors, unmatched
 
 BOARDS = {name: json.loads(text) for name, text in files().items()}
 each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
@@ -76,3 +76,18 @@ def test_expressions_are_found_in_alerts_dashboards_and_variables():
     assert sum(one.place.startswith("variable ") for one in found) == 2
     assert len(found) > 100
     assert all(selectors(one.expr) for one in found if one.expr != "vector(0)")
+
+
+def test_of_every_operation_something_can_come():
+    """Prometheus leaves out what has no partner with the same labels, and shows nothing at all."""
+    lonely = ("max(a) - min by (i) (a)", "2 * (a / sum by (i) (b)) > 1", "sum(max by (i) (a) < min by (j) (a))")
+    assert [len(unmatched(one)) for one in lonely] == [1, 1, 1]
+    fine = (
+        "scalar(max(a)) - a",
+        "sum(a) / sum(b)",
+        "a / on (i) group_left sum by (i) (b)",
+        "count(a) or vector(0)",
+        "-(a - 1)",
+    )
+    assert [unmatched(one) for one in fine] == [[]] * len(fine)
+    assert {one.place: unmatched(one.expr) for one in asked() if unmatched(one.expr)} == {}
