@@ -389,6 +389,15 @@ def test_the_admin_service_reaches_the_keys_of_issuers_and_its_clients_reach_its
     assert asked[1][1] == [*clients, *monitoring]
 
 
+def test_no_rule_of_a_policy_is_about_all_ports():
+    """Kubernetes takes a rule without ports for one about all of them: whoever gives no port may mean none."""
+    found = rendered(SAFE, sets=["networkPolicy.sourcePorts=null", "networkPolicy.issuerPorts=null"])
+    policies = [one["spec"] for one in found if one["kind"] == "NetworkPolicy"]
+    rules = [rule for one in policies for rule in (*one.get("ingress", ()), *one.get("egress", ()))]
+    assert len(rules) > 10
+    assert [rule for rule in rules if not rule.get("ports")] == []
+
+
 def test_what_is_removed_on_purpose_is_one_at_a_time():
     kinds = (("production", "Deployment", "replica"), ("statefulset", "StatefulSet", "replica"))
     for name, kind, part in (*kinds, ("production", "Deployment", "picker")):
