@@ -48,6 +48,14 @@ def workloads(*names: str) -> list[tuple[str, dict]]:
     return [(name, one) for name in names for one in examples()[name] if one["kind"] in kinds]
 
 
+def etcd_of(sets: list[str], part: str, name: str) -> tuple[set[str], list[object]]:
+    """What a program shows etcd, and the secrets of it that its pod has."""
+    pod = pod_of(of_kind(rendered(SAFE, sets=sets), "Deployment", part))
+    shown = {f"{key}={value}" for key, value in flags(containers_of(pod)[name]).items() if "etcd-" in key}
+    secrets = [one["secret"] for one in pod["volumes"] if one["name"].startswith("loraplane-etcd")]
+    return {one.partition("=/run")[0] for one in shown}, [(one["secretName"], one.get("items")) for one in secrets]
+
+
 def flags(container: dict) -> dict[str, str]:
     return dict(word.removeprefix("--").partition("=")[::2] for word in container["args"])
 
@@ -322,6 +330,25 @@ def test_a_pod_is_not_ended_for_what_its_store_holds():
     assert told(f"{store}.budget=20GB") == 20_000_000_000
     assert told(f"{store}.hostPath=/a") is None
     assert told(f"{store}.claim.size=1Gi", "replicas.kind=StatefulSet") is None
+
+
+def test_a_sidecar_shows_etcd_nothing_of_the_admin_services():
+    """A4 own-keys: with the admin service's user, or its key, whoever takes a sidecar over could change every record."""
+    password, ca = "etcd-password-file", [{"key": "ca.crt", "path": "ca.crt"}]
+    certificate = {"etcd-tls-ca", "etcd-tls-cert", "etcd-tls-key"}
+    sidecar = ("replica", "loraplane-sidecar")
+    assert etcd_of([], *sidecar) == (certificate, [("loraplane-etcd-sidecar", None)])
+    users = ["etcd.user=admin", "etcd.passwordSecretName=p"]
+    assert etcd_of(users, *sidecar) == (certificate, [("loraplane-etcd-sidecar", None)])
+    assert etcd_of(users, "admin", "admin") == (
+        {"etcd-tls-ca", "etcd-user=admin", password},
+        [("loraplane-etcd-client", ca), ("p", None)],
+    )
+    own = ["sidecar.etcd.tlsSecretName=", "sidecar.etcd.user=me", "sidecar.etcd.passwordSecretName=q"]
+    assert etcd_of(own, *sidecar) == (
+        {"etcd-tls-ca", "etcd-user=me", password},
+        [("loraplane-etcd-client", ca), ("q", None)],
+    )
 
 
 def test_authorities_of_ones_own_are_named_by_a_variable():

@@ -83,21 +83,27 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end }}
 
+{{/* User who shows a password. A certificate of one's own is shown instead of one that others have. */}}
+{{- define "loraplane.etcdUser" -}}
+{{- if .own.user }}{{ .own.user }}{{ else if not .own.tlsSecretName }}{{ .root.Values.etcd.user }}{{ end -}}
+{{- end }}
+
 {{/* Flags for etcd: (dict "root" . "own" .Values.sidecar.etcd); what `own` has counts more. */}}
 {{- define "loraplane.etcdArgs" -}}
 {{- $etcd := .root.Values.etcd -}}
+{{- $user := include "loraplane.etcdUser" . -}}
 - --etcd={{ include "loraplane.etcdEndpoints" .root }}
 {{- with $etcd.prefix }}
 - --prefix={{ . }}
 {{- end }}
 {{- if or .own.tlsSecretName $etcd.tlsSecretName }}
 - --etcd-tls-ca=/run/secrets/loraplane/etcd-tls/ca.crt
-{{- if not (or .own.user $etcd.user) }}
+{{- if not $user }}
 - --etcd-tls-cert=/run/secrets/loraplane/etcd-tls/tls.crt
 - --etcd-tls-key=/run/secrets/loraplane/etcd-tls/tls.key
 {{- end }}
 {{- end }}
-{{- with or .own.user $etcd.user }}
+{{- with $user }}
 - --etcd-user={{ . }}
 - --etcd-password-file=/run/secrets/loraplane/etcd-password/password
 {{- end }}
@@ -108,18 +114,20 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- if or .own.tlsSecretName $etcd.tlsSecretName }}
 - {name: loraplane-etcd-tls, mountPath: /run/secrets/loraplane/etcd-tls, readOnly: true}
 {{- end }}
-{{- if or .own.user $etcd.user }}
+{{- if include "loraplane.etcdUser" . }}
 - {name: loraplane-etcd-password, mountPath: /run/secrets/loraplane/etcd-password, readOnly: true}
 {{- end }}
 {{- end }}
 
 {{- define "loraplane.etcdVolumes" -}}
 {{- $etcd := .root.Values.etcd -}}
+{{- $user := include "loraplane.etcdUser" . -}}
 {{- with or .own.tlsSecretName $etcd.tlsSecretName }}
 - name: loraplane-etcd-tls
-  secret: {secretName: {{ . }}, defaultMode: 0440}
+  # Whoever shows a password needs no key, least of all somebody else's.
+  secret: {secretName: {{ . }}, defaultMode: 0440{{ if $user }}, items: [{key: ca.crt, path: ca.crt}]{{ end }}}
 {{- end }}
-{{- if or .own.user $etcd.user }}
+{{- if $user }}
 - name: loraplane-etcd-password
   secret: {secretName: {{ or .own.passwordSecretName $etcd.passwordSecretName }}, defaultMode: 0440}
 {{- end }}
