@@ -51,7 +51,7 @@ USUAL = {
 # By alert: what differs from the usual, from the first minute on, and the first minute at which it fires.
 FIRES: dict[str, tuple[Mapping[str, str], int]] = {
     "SidecarDown": ({'up{job="sidecar",instance="s"}': "0x40"}, 1),
-    "EngineDown": ({'up{job="engine",instance="e"}': "0x40"}, 2),
+    "EngineDown": ({'up{job="engine",instance="e"}': "1 0x39"}, 3),
     "AdaptersMissing": ({'loraplane_served_adapters{instance="s"}': "4x40"}, 5),
     "AdaptersFailed": ({'loraplane_failed_adapters{instance="s",reason="digest_mismatch"}': "2x40"}, 2),
     "ReplicaStale": ({'loraplane_stale{instance="s"}': "1x40"}, 2),
@@ -83,12 +83,13 @@ FIRES_TOO: tuple[tuple[str, Mapping[str, str], int], ...] = (
     ("AdminDown", {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b"}': "0x40"}, 1),
 )
 # A drain is on purpose, a full file is also more than 70 % full, a replica of many revisions is not behind,
-# and an admin service that was never asked is another Prometheus'.
+# an engine loads its model first, and an admin service that was never asked is another Prometheus'.
 QUIET: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("ReplicaNotReady", {'loraplane_ready{instance="s"}': "0x40", 'loraplane_draining{instance="s"}': "1x40"}),
     ("ReplicaBehind", {'loraplane_observed_revision{instance="s"}': "95+10x40"}),
     ("AccessFilesDiffer", {'loraplane_admin_access_info{instance="b",digest="1"}': "1x40"}),
     ("EngineRestarts", {'loraplane_engine_restarts_total{instance="s"}': "0 1 2x38"}),
+    ("EngineDown", {'up{job="engine",instance="e"}': "0x40"}),
     ("AdminDown", {'up{job="admin",instance="a"}': "_x40"}),
     ("AdminDown", {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b"}': "1x40"}),
     ("EtcdSpaceCritical", {'etcd_mvcc_db_total_size_in_bytes{instance="m"}': "75x40"}),
