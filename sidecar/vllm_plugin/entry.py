@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ GAUGES_VARIABLE = "LORAPLANE_RESIDENCY_GAUGES"
 PROVE_ON_CPU_VARIABLE = "LORAPLANE_PROVE_ON_CPU"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 RESOLVER_NAME = "loraplane"
+# As the distribution says, which may have been copied to where another Python runs.
+_PYTHON = (3, 11)
 # Where it is set vLLM shows what several processes write there, and nothing else.
 _SHARED_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -193,6 +196,9 @@ def _adapters(server: VllmServer, models: Any, store: str | None) -> Adapters:  
 
 def _problems(engine: Any, state: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's own
     """Why the plugin must not run here."""
+    if tuple(sys.version_info) < _PYTHON:
+        yield f"it needs Python 3.11, and this is {sys.version.partition(' ')[0]}"
+        return
     if not is_on(RUNTIME_LORA_VARIABLE):
         yield f"{RUNTIME_LORA_VARIABLE}=1 is not set"
         return

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from sidecar.vllm_plugin import entry
 from sidecar.vllm_plugin.adapters import SidecarResolver
 from sidecar.vllm_plugin.answers import AnswerProofs
 from sidecar.vllm_plugin.coverage import coverage
@@ -130,6 +131,15 @@ async def test_beside_other_api_servers_it_finds_nothing(registry, caplog):
     assert type(served.lora_requests) is dict
     [line] = caplog.messages
     assert line.endswith("--api-server-count 1"), "one thing is to be changed, and is named alone"
+
+
+async def test_an_earlier_python_gets_no_plugin_that_fails_at_each_call(registry, monkeypatch, caplog):
+    """A folder that was copied, as from the plugin's image, asks no installer."""
+    monkeypatch.setattr(entry, "sys", SimpleNamespace(version_info=(3, 10, 13), version="3.10.13 (main)"))
+    endpoints, served = await prepared(registry)
+    assert endpoints._plugin.adapters is None
+    assert type(served.lora_requests) is dict
+    assert caplog.messages == ["loraplane: the plugin declines: it needs Python 3.11, and this is 3.10.13"]
 
 
 @pytest.mark.parametrize(
