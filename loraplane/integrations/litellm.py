@@ -125,10 +125,11 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
             self._following = loop.create_task(self._follow(), name="loraplane routing")
             self._has_waited = False
         if not self._has_waited:
-            waits = [asyncio.ensure_future(pool.known.wait()) for pool in self._pools.values()]
-            _, late = await asyncio.wait(waits, timeout=self._first_seconds)
-            for one in late:
-                one.cancel()
+            known = asyncio.gather(*(pool.known.wait() for pool in self._pools.values()))
+            # Where it cannot even connect, as with files that are not there, nothing is waited for.
+            ends: set[asyncio.Future[Any]] = {known, self._following}
+            await asyncio.wait(ends, timeout=self._first_seconds, return_when=asyncio.FIRST_COMPLETED)
+            known.cancel()
             self._has_waited = True
 
     async def _follow(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -37,7 +38,10 @@ def is_of_this_host(address: str) -> bool:
         return host.lower() == "localhost"
 
 
-@dataclass(frozen=True, slots=True)
+Named = str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Tls:
     """Files in PEM for a connection with TLS.
 
@@ -47,9 +51,13 @@ class Tls:
         key: its private key; given if and only if `cert` is.
     """
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+
+    def __init__(self, ca: Named = None, cert: Named = None, key: Named = None) -> None:
+        for name, file in (("ca", ca), ("cert", cert), ("key", key)):
+            object.__setattr__(self, name, Path(file) if file else None)
 
     def __bool__(self) -> bool:
         return any((self.ca, self.cert, self.key))

@@ -333,7 +333,7 @@ def test_a_pod_is_not_ended_for_what_its_store_holds():
 
 
 def test_a_sidecar_shows_etcd_nothing_of_the_admin_services():
-    """A4 own-keys: with the admin service's user, or its key, whoever takes a sidecar over could change every record."""
+    """A4 own-keys: with the admin service's user or key, whoever takes a sidecar over could change every record."""
     password, ca = "etcd-password-file", [{"key": "ca.crt", "path": "ca.crt"}]
     certificate = {"etcd-tls-ca", "etcd-tls-cert", "etcd-tls-key"}
     sidecar = ("replica", "loraplane-sidecar")

@@ -194,6 +194,13 @@ def test_a_certificate_has_its_key(tls, is_on, is_right):
         assert told.value.field == "tls"
 
 
+def test_files_of_tls_may_be_named_by_text():
+    """As docs/litellm.md does; the empty text of a variable that is not set names none."""
+    assert Tls("a", "c", "k") == Tls(Path("a"), Path("c"), Path("k"))
+    assert Tls(ca="a").files().ca == Path("a")
+    assert not Tls("", "", "")
+
+
 @pytest.mark.parametrize(
     ("address", "is_one"),
     [

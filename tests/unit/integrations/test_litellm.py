@@ -143,6 +143,22 @@ async def test_a_fault_of_ours_is_not_repeated_in_silence_and_the_next_request_b
 
 
 @virtual
+async def test_who_cannot_connect_holds_no_request_up(module):
+    """As with an address that is none; each request tries anew."""
+    tried: list[None] = []
+
+    def connect() -> Any:
+        tried.append(None)
+        raise Defect
+
+    routing = module.LoraPlaneRouting(connect, ["p", "q"])
+    began = asyncio.get_running_loop().time()
+    assert [await kept(routing, "a") for _ in range(2)] == [["r1", "r2", "r3"]] * 2
+    assert (asyncio.get_running_loop().time(), len(tried)) == (began, 2)
+    await routing.aclose()
+
+
+@virtual
 async def test_a_request_may_ask_for_a_generation(module):
     parts = [residence("r1", "a", 1), residence("r2", "a", 3)]
     routing, _ = await follows(module, state(a=parts))
