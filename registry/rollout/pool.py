@@ -118,10 +118,10 @@ def _inputs(digest: str, members: Sequence[Member], room: PoolRoom | None) -> Pl
     return PlacementInputs(digest, weights_digest(rated), rated)
 
 
-# As nearly all records have it; the last of them means that a record has two specs.
+# As nearly all records have it: a field that stands twice may be another spec's, or a label.
 _EAGER, _EVERYWHERE = b'"load":"eager"', b'"placement":{"replicas":"all","selector":{}}'
 _PLACEMENT, _BY_NUMBER = b'"placement":', re.compile(rb'"placement":\{"replicas":[0-9]')
-_TWO_SPECS, _DISABLED = b'"stable_spec"', b'"enabled":false'
+_LOAD, _DISABLED = b'"load":', b'"enabled":false'
 _ANYWHERE: Selector = frozenset()
 # How much of the past is kept, so that a replica can be understood which does not know the newest yet: a fleet that
 # starts, or an apply of many adapters one by one, makes as many steps within the second that replicas take to follow.
@@ -354,9 +354,10 @@ def _room_of(pool: str, kv: KeyValue) -> Selector | None:
 
 def _is_typical(pool: str, kv: KeyValue) -> bool:
     """True for nearly all records: they need no parsing, and take room everywhere."""
-    if not (
-        _EVERYWHERE in kv.value and _EAGER in kv.value and _TWO_SPECS not in kv.value and _DISABLED not in kv.value
-    ):
+    value = kv.value
+    if _EVERYWHERE not in value or _EAGER not in value or _DISABLED in value:
+        return False
+    if value.count(_PLACEMENT) > 1 or value.count(_LOAD) > 1:
         return False
     start = f'{{"schema":1,"name":"{name_of_key(last_part(kv.key))}","pool":"{pool}",'.encode().lower()
-    return kv.value[: len(start)].lower() == start
+    return value[: len(start)].lower() == start

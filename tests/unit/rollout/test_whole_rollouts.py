@@ -10,7 +10,7 @@ import pytest
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.names import check_request_id, label_text
 from registry.model.placement import Placement
-from registry.model.records import Canary, CanaryRollout, Strategy
+from registry.model.records import Canary, CanaryRollout, KeptGeneration, Strategy
 from registry.model.status import Failed, Found, Kept, Pending
 from registry.rollout.expected import GroupPresence, LackingReplicas, NamelessReplicas, PoolExpectation
 from registry.rollout.policy import (
@@ -465,6 +465,8 @@ def test_room_has_a_number_of_its_own_for_each_that_is_known():
         ({"description": '"placement":{"replicas":1'}, {frozenset(): 1}),
         ({"description": '"stable_spec"'}, {frozenset(): 1}),
         ({"labels": {"k": '"load":"lazy"'}}, {frozenset(): 1}),
+        ({"labels": {"load": "eager"}, "load": "lazy"}, {}),
+        ({"labels": {"placement": "a"}}, {frozenset(): 1}),
     ],
 )
 def test_what_takes_room_everywhere(fields, taken):
@@ -481,6 +483,16 @@ def test_of_a_rollout_what_takes_room_is_what_takes_it_for_all(stable):
         made = record("a", 2, source="v2", strategy=TWO, **fields).model_copy(update={"rollout": rolled})
         pool = renew(PoolSnapshot(POOL), PoolValues({}, {}, by_key(kv("a", 5, made.to_bytes()))))
         assert dict(pool.rooms[-1].everywhere) == ({} if fields else {frozenset(): 1})
+
+
+def test_generations_that_are_kept_say_nothing_of_the_room_that_their_adapter_takes():
+    """R9, R24: a record has the spec of each of them, whose text is the usual one, whatever its own asks for."""
+    kept = [KeptGeneration(generation=1, spec=record("a").spec)]
+    placements = {"a": Placement(replicas=2), "b": Placement(selector={"zone": "a"}), "c": Placement()}
+    made = {name: record(name, 2, placement=one, keep=2) for name, one in placements.items()}
+    kvs = [kv(name, 5, one.model_copy(update={"kept": kept}).to_bytes()) for name, one in made.items()]
+    pool = renew(PoolSnapshot(POOL), PoolValues({}, {}, by_key(*kvs)))
+    assert dict(pool.rooms[-1].everywhere) == {frozenset({("zone", "a")}): 1, frozenset(): 1}
 
 
 def test_a_record_under_another_key_takes_no_room():
