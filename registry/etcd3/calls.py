@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.backoff import Backoff
@@ -114,6 +115,18 @@ class Connections:
 # A password is new in etcd before its file is here; so long one waits whose login was taken before.
 ROTATION_SECONDS = 10.0
 _ROTATION_PAUSE_SECONDS = 0.1
+# Pauses, at their longest, between two tries of one that is refused: each keeps etcd's processor busy for long.
+_REFUSED = Backoff(base_seconds=0.5, cap_seconds=30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _RefusedPassword:
+    """A password that etcd refused so often, what it said, and until when it is not asked again."""
+
+    password: str = field(repr=False)
+    message: str
+    times: int
+    until: float
 
 
 class Login:
@@ -126,6 +139,7 @@ class Login:
         self._user = options.user
         self._password = options.password
         self._token: str | None = None
+        self._refused: _RefusedPassword | None = None
         self._lock = asyncio.Lock()
 
     async def token(self, connection: MemberConnection, *, deadline: float, stale: str | None = None) -> str | None:
@@ -149,11 +163,27 @@ class Login:
         end = now() if self._token is None else min(deadline, now() + ROTATION_SECONDS)
         while True:
             try:
-                return await self._authenticate(user, password(), connection, deadline)
+                return await self._paced(user, password(), connection, deadline)
             except EtcdUnauthenticated:
                 if now() + _ROTATION_PAUSE_SECONDS >= end:
                     raise
             await asyncio.sleep(_ROTATION_PAUSE_SECONDS)
+
+    async def _paced(self, user: str, password: str, connection: MemberConnection, deadline: float) -> str | None:
+        """As `_authenticate`; a password that was refused just now is refused without asking."""
+        now = asyncio.get_running_loop().time
+        before = self._refused if self._refused is not None and self._refused.password == password else None
+        if before is not None and now() < before.until:
+            raise EtcdUnauthenticated(before.message)
+        try:
+            token = await self._authenticate(user, password, connection, deadline)
+        except EtcdUnauthenticated as error:
+            times = before.times if before is not None else 0
+            until = now() + _REFUSED.delay(times, max)
+            self._refused = _RefusedPassword(password, str(error), times + 1, until)
+            raise
+        self._refused = None
+        return token
 
     async def _authenticate(
         self, user: str, password: str, connection: MemberConnection, deadline: float

@@ -12,6 +12,7 @@ import pytest
 
 from registry.etcd3 import calls
 from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.backoff import Backoff
 from registry.etcd3.calls import Connections, Login, MemberCalls, Rotation
 from registry.etcd3.client import Client
 from registry.etcd3.codec import AUTHENTICATE, RANGE, TXN, Method
@@ -321,6 +322,7 @@ async def test_what_a_login_fails_with_is_told_and_the_next_one_tries_again(fail
 async def test_a_password_that_is_being_exchanged_is_waited_for(monkeypatch):
     """A6 rotates: etcd has the new one before its file is here. One that was never right is told at once."""
     monkeypatch.setattr(calls, "_ROTATION_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(calls, "_REFUSED", Backoff(base_seconds=0.001, cap_seconds=0.001))
     wrong = EtcdUnauthenticated("invalid user ID or password")
     login = Login(ClientOptions(("a:1",), user="lora", password=lambda: "p"))
     soon = asyncio.get_running_loop().time() + 5.0
@@ -338,6 +340,50 @@ async def test_a_password_that_is_being_exchanged_is_waited_for(monkeypatch):
     monkeypatch.setattr(calls, "ROTATION_SECONDS", 0.01)
     with pytest.raises(EtcdUnauthenticated):
         await login.token(gate(*[wrong] * 1000), deadline=soon, stale="t4")  # type: ignore[arg-type]
+
+
+class RefusingGate:
+    """A member that takes one password, and notes when it is asked."""
+
+    def __init__(self, takes: str) -> None:
+        self.takes = takes
+        self.asked: list[float] = []
+
+    async def call(self, _method: Any, request: Any, *, deadline: float, token: str | None) -> Any:
+        assert (deadline > 0, token) == (True, None)
+        self.asked.append(now())
+        await asyncio.sleep(0.09)  # as long as etcd takes, whose processor is busy meanwhile
+        if request.password != self.takes:
+            raise EtcdUnauthenticated("invalid user ID or password")
+        return rpc.AuthenticateResponse(token=f"t{len(self.asked)}")
+
+
+@virtual
+async def test_a_password_that_stays_wrong_does_not_keep_etcd_busy():
+    """A6 rotates, R13: each check of a password takes etcd a tenth of a second; a new one is tried at once."""
+    passwords = ["old"]
+    login = Login(ClientOptions(("a:1",), user="lora", password=lambda: passwords[-1]))
+    gate = RefusingGate("old")
+
+    async def token(stale: str | None = None) -> str | None:
+        return await login.token(gate, deadline=now() + 5.0, stale=stale)  # type: ignore[arg-type]
+
+    assert await token() == "t1"
+    gate.takes, begin = "new", now()
+    while now() < begin + 600.0:
+        with pytest.raises(EtcdUnauthenticated, match="invalid user ID"):
+            await token("t1")
+    assert 600 / 30 <= len(gate.asked) <= 40
+    asyncio.get_running_loop().call_later(1.0, passwords.append, "new")
+    begin = now()
+    assert await token("t1") == f"t{len(gate.asked)}"
+    assert now() - begin < 1.3
+    known = f"t{len(gate.asked)}"
+    gate.takes = "old"  # and set back, to what is refused here no more
+    passwords.append("old")
+    begin = now()
+    assert await token(known) == f"t{len(gate.asked)}"
+    assert now() - begin < 0.3
 
 
 async def test_a_server_that_has_no_users_needs_no_token():
