@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
@@ -95,9 +96,21 @@ class Client:
         """
         return await self.list_range(prefix, prefix_end(prefix), page_size=page_size)
 
-    async def list_range(self, key: bytes, range_end: bytes, *, page_size: int = 1000, revision: int = 0) -> Listing:
-        """As `list_prefix`, for the keys from `key` up to `range_end` (empty: just `key`); 0: as they stand now."""
-        return await list_range(self._page, key, range_end, page_size, revision)
+    async def list_range(
+        self,
+        key: bytes,
+        range_end: bytes,
+        *,
+        page_size: int = 1000,
+        revision: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> Listing:
+        """As `list_prefix`, for the keys from `key` up to `range_end` (empty: just `key`).
+
+        `revision` 0: as they stand now. `timeout_seconds`: of each page.
+        """
+        read = partial(self._page, timeout_seconds=timeout_seconds)
+        return await list_range(read, key, range_end, page_size, revision)
 
     async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float | None = None) -> int:
         """Grants a lease and returns its id.
@@ -160,8 +173,8 @@ class Client:
         """Closes all connections; calls that still run, and later ones, fail with `Unavailable`."""
         await self._calls.connections.close()
 
-    async def _page(self, op: Range) -> rpc.RangeResponse:
-        return await self._calls.call(RANGE, codec.range_request(op), None)
+    async def _page(self, op: Range, *, timeout_seconds: float | None = None) -> rpc.RangeResponse:
+        return await self._calls.call(RANGE, codec.range_request(op), timeout_seconds)
 
     async def status_of(self, endpoint: str, timeout_seconds: float) -> MemberStatus | MemberDown:
         """Asks one member, which need not be one of the options."""
@@ -205,8 +218,8 @@ class _OtherCluster(Exception):
 async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: int, revision: int = 0) -> Listing:
     """Reads page after page, and starts over when the revision is lost on the way: a later one would mix two states.
 
-    It also starts over, with smaller pages, where one is larger than a message may be: values that others than us wrote
-    may have 1.5 MiB each.
+    Where that was asked for, it is lost for good. It also starts over, with smaller pages, where one is larger than a
+    message may be: values that others than us wrote may have 1.5 MiB each.
 
     Raises:
         Compacted: that happened several times in a row.
@@ -217,22 +230,25 @@ async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: in
             return await _list_once(read, key, range_end, page_size, revision)
         except ResponseTooLarge:
             page_size = max(1, page_size // _SHRINK)
-        except (Compacted, FutureRevision, _OtherCluster):
+        except (Compacted, FutureRevision):
+            if revision:
+                raise
+        except _OtherCluster:
             continue
     return await _list_once(read, key, range_end, page_size, revision)
 
 
 async def _list_once(read: ReadPage, key: bytes, range_end: bytes, page_size: int, revision: int) -> Listing:
     page = await read(Range(key, range_end, limit=page_size, revision=revision))
-    header, at = page.header, revision or page.header.revision
+    header, at, is_pinned = page.header, revision or page.header.revision, bool(revision or page.more)
     kvs = [codec.key_value(kv) for kv in page.kvs]
     while page.more:
         page = await read(Range(kvs[-1].key + b"\0", range_end, limit=page_size, revision=at))
         if page.header.cluster_id != header.cluster_id:
             raise _OtherCluster
         kvs.extend(codec.key_value(kv) for kv in page.kvs)
-        if not page.more:
-            await _check_kept(read, key, at)
+    if is_pinned:
+        await _check_kept(read, key, at)
     return Listing(at, tuple(kvs), header.cluster_id, header.raft_term)
 
 

@@ -35,6 +35,7 @@ from registry.residency.view import (
     renew_view,
 )
 from registry.rollout.pool import PoolSnapshot, PoolValues, alone
+from registry.rollout.pool_reader import STATUSES_OF_A_PAGE
 
 # Changes within this time are told together: one change of an adapter is followed by a status of each replica.
 _COALESCE_SECONDS = 0.1
@@ -69,7 +70,7 @@ class FollowedRange:
         Raises:
             EtcdError: etcd does not answer.
         """
-        read = await client.range(Range(self.prefix, self.end, revision=revision))
+        read = await client.list_range(self.prefix, self.end, page_size=STATUSES_OF_A_PAGE, revision=revision)
         self._first, self._read = (revision, {kv.key: kv for kv in read.kvs}), revision
 
     async def prove(self, client: Client) -> int:

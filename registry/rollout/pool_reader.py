@@ -11,7 +11,7 @@ from functools import partial
 from registry.etcd3.client import Client
 from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
 from registry.etcd3.informer import SharedInformer, SharedInformerFactory
-from registry.etcd3.ops import KeyValue, Range, prefix_end
+from registry.etcd3.ops import KeyValue, prefix_end
 from registry.model.keys import Keys
 from registry.rollout.pool import PoolSnapshot, PoolValues, renew
 from registry.runtime.clock import Deadline
@@ -19,6 +19,8 @@ from registry.store.failures import refusal
 
 # Compactions are minutes apart.
 _TRIES = 3
+# Each may have 256 KiB, and a message 64 MiB.
+STATUSES_OF_A_PAGE = 100
 
 
 class PoolReader:
@@ -100,13 +102,13 @@ async def read_pool(
 
     At a newer one if that is compacted or set back.
     """
-    spans = [Range(prefix, prefix_end(prefix)) for prefix in (keys.replicas(base.pool), keys.statuses(base.pool))]
-    expected = [Range(keys.members(base.pool)), Range(keys.pool(base.pool))]
-    reads = [Range(keys.adapter(base.pool, name)), *spans, *expected]
+    single = [keys.adapter(base.pool, name), keys.members(base.pool), keys.pool(base.pool)]
+    spans = [(key, b"") for key in single]
+    spans += [(prefix, prefix_end(prefix)) for prefix in (keys.replicas(base.pool), keys.statuses(base.pool))]
     tries_left = _TRIES
     while True:
         try:
-            records, presences, statuses, members, pools = await _read_together(client, reads, deadline)
+            records, members, pools, presences, statuses = await _read_together(client, spans, deadline)
         except EtcdError as error:
             tries_left -= 1
             if not tries_left or not isinstance(error, Compacted | FutureRevision):
@@ -121,11 +123,19 @@ async def read_pool(
             return next(iter(records), None), renew(base, values)
 
 
-async def _read_together(client: Client, reads: Sequence[Range], deadline: Deadline) -> list[tuple[KeyValue, ...]]:
-    """The values of some ranges, all at the revision of the first.
+async def _read_together(
+    client: Client, spans: Sequence[tuple[bytes, bytes]], deadline: Deadline
+) -> list[tuple[KeyValue, ...]]:
+    """The values of some spans of keys, all at the revision of the first.
 
     Raises EtcdError, Unavailable: no time is left.
     """
-    first = await client.range(reads[0], timeout_seconds=deadline.spend())
-    pinned = [replace(read, revision=first.revision) for read in reads[1:]]
-    return [first.kvs, *[(await client.range(read, timeout_seconds=deadline.spend())).kvs for read in pinned]]
+    found = list[tuple[KeyValue, ...]]()
+    revision = 0
+    for key, end in spans:
+        listing = await client.list_range(
+            key, end, page_size=STATUSES_OF_A_PAGE, revision=revision, timeout_seconds=deadline.spend()
+        )
+        revision = listing.revision
+        found.append(listing.kvs)
+    return found

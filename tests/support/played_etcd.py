@@ -10,7 +10,12 @@ from inspect import Signature, signature
 from typing import Any
 from unittest import mock
 
+import pytest
+
+from registry.etcd3.channel import MemberConnection
 from registry.etcd3.client import Client
+from registry.etcd3.codec import Method, Req, Res
+from registry.etcd3.errors import ResponseTooLarge
 from registry.etcd3.options import ClientOptions
 from tests.simulation import loop
 from tests.simulation.channels import SimChannel
@@ -88,3 +93,16 @@ def played_by(members: int) -> Callable[[Scene], Callable[..., None]]:
 def now() -> float:
     """Virtual seconds."""
     return asyncio.get_running_loop().time()
+
+
+def limit_messages(monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
+    """Has clients take no answer of a call that is larger; they take 64 MiB else."""
+    call = MemberConnection.call
+
+    async def limited(self: MemberConnection, method: Method[Req, Res], request: Req, **more: Any) -> Res:
+        reply = await call(self, method, request, **more)
+        if reply.ByteSize() > most_bytes:
+            raise ResponseTooLarge(f"larger than max ({reply.ByteSize()} vs. {most_bytes})", maybe_applied=False)
+        return reply
+
+    monkeypatch.setattr(MemberConnection, "call", limited)

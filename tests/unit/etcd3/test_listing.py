@@ -65,6 +65,23 @@ async def test_a_compaction_that_overtakes_the_last_page_means_to_start_over():
     assert (listing.revision, len(store.asked)) == (55, 4 + 4)
 
 
+async def test_of_a_revision_that_is_asked_for_one_page_may_lack_keys_too():
+    """R2, R9: it was not read as it stands, so what is compacted meanwhile may be missing without an error."""
+    store = Store(2)
+    listing = await list_range(store.read, b"", b"\xff", 2, 40)
+    assert ([kv.key for kv in listing.kvs], listing.revision) == (store.keys, 40)
+    asked = [(op.key, op.revision, op.limit, op.keys_only) for op in store.asked]
+    assert asked == [(b"", 40, 2, False), (b"", 40, 1, True)]
+
+
+@pytest.mark.parametrize("trouble", [compacted(), FutureRevision("")])
+async def test_a_revision_that_is_asked_for_is_lost_for_good(trouble):
+    store = Store(5, [None, None, None, trouble])
+    with pytest.raises(type(trouble)):
+        await list_range(store.read, b"", b"\xff", 2, 40)
+    assert len(store.asked) == 4
+
+
 async def test_starting_over_has_an_end():
     store = Store(5, [None, compacted()] * 5)
     with pytest.raises(Compacted):

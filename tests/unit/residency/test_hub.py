@@ -22,7 +22,7 @@ from registry.residency.hub import LINGER_SECONDS, ResidencyHub, ResidencyUpdate
 from registry.residency.view import PoolView
 from registry.rollout.pool import PoolValues
 from tests.simulation.links import Way
-from tests.support.played_etcd import PlayedEtcd, now, played
+from tests.support.played_etcd import PlayedEtcd, limit_messages, now, played
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import FAILED, PENDING, SERVING, Replicas, among, members
 
@@ -493,3 +493,17 @@ async def test_no_answer_is_given_between_one_that_leaves_and_one_that_is_not_un
                 async for _ in updates:
                     seen.append(served(one, "a"))
         assert seen == [{"r2": 1}]
+
+
+@played
+async def test_statuses_that_are_too_many_for_one_message_are_read_in_pieces(etcd: PlayedEtcd, monkeypatch):
+    """R16 bounded, R24: of 300 replicas that lack room each tells so many names that together they have 75 MiB."""
+    board = Board(etcd)
+    await board.served("a")
+    for number in range(250):
+        await board.replicas.alive(f"s{number}")
+        await board.replicas.says(f"s{number}", etcd.store.revision)
+    limit_messages(monkeypatch, 150 * len(etcd.store.kvs[KEYS.status(POOL, "s0")].value))
+    async with board.hub.look(POOL) as one, asyncio.timeout(30):
+        await one.look()
+        assert state(one, "a") == [SERVING] * 251

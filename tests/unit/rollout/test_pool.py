@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from registry.etcd3.client import Listing
 from registry.etcd3.errors import Compacted, EtcdError, EtcdUnavailable, FutureRevision
-from registry.etcd3.ops import KeyValue, Range, RangeResult
+from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
 from registry.model.placement import Assignment, Placement, assign
 from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
@@ -30,15 +31,16 @@ class Forgetful:
         self.kvs = kvs
         self.revision = 50
 
-    async def range(self, op: Range, *, timeout_seconds: float = 60.0) -> RangeResult:
-        if op.revision and self.errors:
+    async def list_range(
+        self, key: bytes, range_end: bytes, *, page_size: int, revision: int, timeout_seconds: float
+    ) -> Listing:
+        if revision and self.errors:
             self.revision += 1
             raise self.errors.pop(0)
-        assert timeout_seconds > 0
-        assert op.revision in {0, self.revision}
-        end = op.range_end or op.key + b"\0"
-        found = tuple(one for one in self.kvs if op.key <= one.key < end)
-        return RangeResult(self.revision, found, more=False, count=len(found))
+        assert (timeout_seconds > 0, page_size > 0) == (True, True)
+        assert revision in {0, self.revision}
+        end = range_end or key + b"\0"
+        return Listing(self.revision, tuple(one for one in self.kvs if key <= one.key < end), 7, 3)
 
 
 async def read(client: Forgetful):

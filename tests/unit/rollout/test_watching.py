@@ -21,7 +21,7 @@ from registry.rollout.watching import AdapterStreams, WatchBatch
 from registry.runtime.clock import Deadline
 from registry.store.reader import Reader
 from tests.simulation.links import Way
-from tests.support.played_etcd import PlayedEtcd, played
+from tests.support.played_etcd import PlayedEtcd, limit_messages, played
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import Replicas, among
 
@@ -247,3 +247,15 @@ async def test_a_connection_that_stood_is_not_a_word_about_adapters(etcd: Played
             return
         with pytest.raises(FailedPrecondition):
             await anext(batches)
+
+
+@played
+async def test_statuses_that_are_too_many_for_one_message_do_not_end_a_rollout(etcd: PlayedEtcd, monkeypatch):
+    """R16 bounded, W8: of 300 replicas that lack room each tells so many names that together they have 75 MiB."""
+    watched = Watched(etcd)
+    at = watched.put("a")
+    for number in range(250):
+        await watched.replicas.alive(f"s{number}")
+        await watched.replicas.says(f"s{number}", at)
+    limit_messages(monkeypatch, 150 * len(etcd.store.kvs[KEYS.status(POOL, "s0")].value))
+    assert [told(one) async for one in watched.rollout("a")] == [(True, [])]
