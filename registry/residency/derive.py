@@ -380,6 +380,7 @@ def _whole(status: ReplicaStatus) -> tuple[object, ...]:
         lazy.servable,
         lazy.reason,
         status.omitted > 0,
+        status.omitted_reason,
         status.serves is None,
         any(one.reason == BLOCKED for one in status.warnings),
     )

@@ -129,6 +129,7 @@ def complaints(draw: st.DrawFn) -> dict[str, Any]:
         "lazy": Lazy(count=1, servable=draw(st.booleans()), resident=used),
         "leaving": [Leaving(name=name, generation=2) for name in draw(several(NAMES, 1))],
         "omitted": draw(st.sampled_from([0, 0, 0, 1])),
+        "omitted_reason": draw(st.sampled_from(["", "over_capacity"])),
         "kept": [Kept(name=name, generation=1) for name in draw(several(NAMES))],
         "serves": draw(st.none() | several(NAMES).map(lambda names: [(name, 2) for name in names])),
         "engine": engine_status(names=draw(st.sampled_from(["plain", "versioned"]))),

@@ -141,6 +141,17 @@ def test_what_was_said_of_serving_is_compared_name_by_name(world):
     assert world.look() == {"a"}
 
 
+def test_that_all_names_which_a_status_leaves_out_have_one_reason_is_told(world):
+    """R9: once no more of them can be loaded, each of them lacks room; until then a part of them was on the way."""
+    says(world, omitted=1, serves=[("b", 1)])
+    world.look()
+    says(world, omitted=1, serves=[("b", 1)], omitted_reason="over_capacity")
+    assert world.look() == {"a", *CHOSEN}
+    found = residency(world.view, "a")
+    assert found is not None
+    assert [one.reason for one in found.replicas] == ["over_capacity", ""]
+
+
 def test_a_view_keeps_what_did_not_change(world):
     """The records, what is known of each, and in which order they were written."""
     before = world.view
