@@ -119,16 +119,20 @@ class FollowedRange:
 
 
 class PoolFollower:
-    """Posts each view of one pool, with the adapters that are elsewhere by it."""
+    """Posts each view of one pool, with the adapters that are elsewhere by it.
+
+    Args:
+        told: the view that was posted last, as by a follower that failed; one of nothing: none was.
+    """
 
     def __init__(
-        self, client: Client, informers: SharedInformerFactory, ranges: list[FollowedRange], pool: str, post: Post
+        self, client: Client, informers: SharedInformerFactory, ranges: list[FollowedRange], told: PoolView, post: Post
     ) -> None:
         self._client = client
         self._informers = informers
         self._records, self._presences, self._statuses, self._spec, self._members = ranges
         self._post = post
-        self._view = self._told = PoolView(PoolSnapshot(pool))
+        self._view, self._told = PoolView(PoolSnapshot(told.snapshot.pool)), told
         self._values = PoolValues({}, {})
         self._version = -1
         self._known_since = 0

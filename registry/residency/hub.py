@@ -179,4 +179,4 @@ class ResidencyHub:
             for followed in ranges:
                 followed.informer.taps.add(followed.tap)
                 stack.callback(followed.informer.taps.discard, followed.tap)
-            await PoolFollower(self._client, self._informers, ranges, pool, subscription.post).run(wake)
+            await PoolFollower(self._client, self._informers, ranges, subscription.view, subscription.post).run(wake)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -507,3 +507,38 @@ async def test_statuses_that_are_too_many_for_one_message_are_read_in_pieces(etc
     async with board.hub.look(POOL) as one, asyncio.timeout(30):
         await one.look()
         assert state(one, "a") == [SERVING] * 251
+
+
+@played
+async def test_whoever_stays_connected_hears_what_happened_while_the_follower_failed(etcd: PlayedEtcd, monkeypatch):
+    """R24: also of an adapter that was deleted meanwhile, of which a follower that begins anew knows nothing."""
+    board = Board(etcd)
+    board.hub._keep = kept_twice
+    await board.served("a", "b")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        assert told(await anext(updates)) == (("a", "b"), True)
+        monkeypatch.setattr(follower, "is_held_back", fails_once(follower.is_held_back))
+        etcd.store.delete(KEYS.adapter(POOL, "a"))
+        async with asyncio.timeout(30):
+            keys, is_snapshot = told(await anext(updates))
+        assert ("a" in keys, is_snapshot, state(one, "a"), state(one, "b")) == (True, False, [], [SERVING])
+
+
+async def kept_twice(_part: str, work: Callable[[], Awaitable[None]]) -> None:
+    """As a supervisor does where a part fails for once."""
+    with suppress(LookupError):
+        await work()
+    await work()
+
+
+def fails_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A fault of ours, and afterwards what it is to be."""
+    faults = [LookupError()]
+
+    def call(*given: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return function(*given)
+
+    return call
