@@ -93,6 +93,7 @@ class ExpiryController:
 
     async def run(self) -> None:
         """Ends adapters until it is cancelled."""
+        self._wake.set()  # after a run that failed
         while True:
             await self._wake.wait()
             self._wake.clear()

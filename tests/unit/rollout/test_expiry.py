@@ -153,6 +153,22 @@ async def test_of_what_ends_by_its_age_little_is_asked_meanwhile(etcd: PlayedEtc
 
 
 @played
+async def test_after_a_fault_of_ours_it_ends_though_nothing_else_changes(etcd: PlayedEtcd, monkeypatch):
+    """R25: a run that failed is begun anew, and has to look at what it knew."""
+    (one,) = begin(etcd)
+    await one.apply(ttl_seconds=TTL)
+    begun = now()
+    await asyncio.sleep(20)
+    with monkeypatch.context() as faulty:
+        faulty.setattr(expiry, "read_clock", None)
+        with pytest.raises(TypeError):
+            await one.tasks[-1]
+    one.tasks[-1] = asyncio.create_task(one.expiry.run())
+    async with asyncio.timeout(2 * TTL):
+        assert TTL <= await ended(etcd) - begun <= TTL + SOON_SECONDS
+
+
+@played
 async def test_what_is_deleted_is_counted_once_though_its_end_is_heard_of_late(etcd: PlayedEtcd):
     (one,) = begin(etcd)
     await one.apply(ttl_seconds=60)
