@@ -16,7 +16,15 @@ from contextlib import aclosing
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.calls import Rotation
 from registry.etcd3.client import Client
-from registry.etcd3.errors import Compacted, EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, OtherCluster, Timeout
+from registry.etcd3.errors import (
+    Compacted,
+    EtcdError,
+    EtcdPermissionDenied,
+    EtcdUnauthenticated,
+    OtherCluster,
+    ResponseTooLarge,
+    Timeout,
+)
 from registry.etcd3.stream import Connected, Disconnected, ListCause, Listed, Mark, Reflection, Resume, WatchProtocol
 
 _RETRY = Backoff(base_seconds=0.1, cap_seconds=3.0)
@@ -57,6 +65,7 @@ class Reflector:
         self._silences = 0
         self._denials = 0
         self._strangers = 0
+        self._in_fragments = False
         self._token: str | None = None
         self._refused_token: str | None = None
         self._compare_at = self._next_comparison()
@@ -102,7 +111,7 @@ class Reflector:
         async with self._client.watch(endpoint, refused_token=self._refused_token) as stream:
             self._token = stream.token
             protocol = WatchProtocol(self._mark, endpoint=endpoint, server_version=stream.server_version)
-            await stream.send(protocol.create_request(self._key, self._range_end))
+            await stream.send(protocol.create_request(self._key, self._range_end, in_fragments=self._in_fragments))
             protocol.receive(await stream.receive())
             if not self._same_store(await stream.mark(self._key)):
                 return
@@ -133,6 +142,7 @@ class Reflector:
         self._denials = self._denials + 1 if denied else 0
         self._refused_token = self._token if denied else None
         self._silences += isinstance(error, Timeout)
+        self._in_fragments |= isinstance(error, ResponseTooLarge)
         self._note_stranger(error)
         self._failures += 1
         self._rotation.leave(self._rotation.current)

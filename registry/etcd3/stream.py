@@ -3,7 +3,8 @@
 - The mark is the last revision that is known in full. Only events of the stream, or its own progress, move it.
 - A stream starts at the mark, not behind it: a start in the future gets no answer to a progress request, and a start
 just behind the mark could miss a deletion that a compaction swallowed. What is not above the mark is dropped.
-- All events of a revision leave together. etcd sends whole revisions; fragments of a message are joined first.
+- All events of a revision leave together. etcd sends whole revisions; of a fragment of a message the last revision
+waits for the next fragment.
 - `canceled` is looked at before `created`, since both can be set.
 - Progress counts only on servers where it cannot overtake events.
 """
@@ -121,12 +122,16 @@ class WatchProtocol:
         self._mark = mark
         self._endpoint = endpoint
         self._trusts_progress = progress_is_safe(server_version)
-        self._fragments: list[rpc.Event] = []
+        self._begun: list[Event] = []
 
-    def create_request(self, key: bytes, range_end: bytes) -> rpc.WatchRequest:
-        """The first message of the stream."""
+    def create_request(self, key: bytes, range_end: bytes, *, in_fragments: bool) -> rpc.WatchRequest:
+        """The first message of the stream. In fragments etcd takes longer over what was missed, however much it is."""
         create = rpc.WatchCreateRequest(
-            key=key, range_end=range_end, start_revision=max(1, self._mark.revision), progress_notify=True
+            key=key,
+            range_end=range_end,
+            start_revision=max(1, self._mark.revision),
+            progress_notify=True,
+            fragment=in_fragments,
         )
         return rpc.WatchRequest(create_request=create)
 
@@ -151,19 +156,18 @@ class WatchProtocol:
             raise OtherCluster(f"{self._endpoint}: this member belongs to another cluster")
 
     def _take_events(self, response: rpc.WatchResponse) -> list[Changed | Progressed]:
-        self._fragments.extend(response.events)
-        if response.fragment:
-            return []
-        events, self._fragments = map(codec.event, self._fragments), []
+        events = [*self._begun, *map(codec.event, response.events)]
+        begun = events[-1].mod_revision if response.fragment else None
+        self._begun = [one for one in events if one.mod_revision == begun]
         changes: list[Changed | Progressed] = []
         for revision, group in groupby(events, key=_revision):
-            if revision > self._mark.revision:
+            if revision > self._mark.revision and revision != begun:
                 self._mark.revision = revision
                 changes.append(Changed(revision, tuple(group)))
         return changes
 
     def _take_progress(self, revision: int) -> list[Changed | Progressed]:
-        if not self._trusts_progress or self._fragments or revision <= self._mark.revision:
+        if not self._trusts_progress or self._begun or revision <= self._mark.revision:
             return []
         self._mark.revision = revision
         return [Progressed(revision)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+from registry.etcd3 import channel
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Put, Txn
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.reflector import Reflector
-from registry.etcd3.stream import Connected, ListCause, Listed
+from registry.etcd3.stream import Changed, Connected, ListCause, Listed, Resume
 from tests.contract.etcd3.mirror import mirroring, put
 from tests.support.etcd import PATIENCE_SECONDS, make_cluster, running_etcd
 from tests.support.proxy import Proxy
@@ -29,6 +30,19 @@ async def test_a_server_that_restarts_is_resumed_from(own_etcd, own_client, rng)
         await eventually(lambda: mirror.revision >= written.revision)
     assert len(mirror.of(Listed)) == 1
     assert mirror.values() == {b"/a/1": b"x"}
+
+
+async def test_what_was_missed_may_be_more_than_a_message_holds(own_etcd, own_client, rng, monkeypatch):
+    """R3 converge, R2: after an outage with a large import etcd sends up to 1,000 revisions at once, however large."""
+    limited = dict(channel._OPTIONS) | {"grpc.max_receive_message_length": 4 << 20}
+    monkeypatch.setattr(channel, "_OPTIONS", tuple(limited.items()))
+    begin = (await own_client.txn(put((b"/a/0", b"")))).revision
+    for i in range(12):
+        last = await own_client.txn(put(*((b"/a/%d" % key, b"%d" % i + bytes(9000)) for key in range(100))))
+    async with mirroring(Reflector(own_client, b"/a/", b"/a0", resume=Resume(begin, 0), rng=rng)) as mirror:
+        await eventually(lambda: mirror.revision >= last.revision)
+        assert [len(one.events) for one in mirror.of(Changed)] == [100] * 12
+        assert mirror.of(Listed) == []
 
 
 async def test_a_store_that_lost_its_memory_is_told(own_etcd, own_client, rng):

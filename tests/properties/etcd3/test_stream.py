@@ -60,7 +60,7 @@ def test_each_change_once_in_order_and_whole_whatever_breaks(data, history, vers
     mark, told = Mark(first, 1, 1), []
     for breaks in [True] * data.draw(st.integers(0, 5), label="broken connections") + [False]:
         protocol = WatchProtocol(mark, endpoint="", server_version=version)
-        start = protocol.create_request(b"", b"").create_request.start_revision
+        start = protocol.create_request(b"", b"", in_fragments=True).create_request.start_revision
         responses = list(serve(data.draw, history, start, version))
         kept = data.draw(st.integers(0, len(responses))) if breaks else len(responses)
         for one in responses[:kept]:

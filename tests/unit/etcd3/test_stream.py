@@ -27,14 +27,13 @@ def told(reflections) -> list[tuple[int, list[bytes]]]:
 
 
 def test_the_stream_starts_at_the_mark_and_asks_for_progress_but_not_for_old_values():
-    create = protocol(10).create_request(b"a", b"b").create_request
+    create = protocol(10).create_request(b"a", b"b", in_fragments=False).create_request
     assert (create.key, create.range_end, create.start_revision) == (b"a", b"b", 10)
     assert create.progress_notify
-    assert not create.fragment
 
 
 def test_an_empty_store_is_watched_from_its_first_revision():
-    assert protocol(0).create_request(b"a", b"b").create_request.start_revision == 1
+    assert protocol(0).create_request(b"a", b"b", in_fragments=False).create_request.start_revision == 1
 
 
 def test_the_created_header_moves_nothing():
@@ -57,12 +56,24 @@ def test_what_is_not_above_the_mark_is_dropped():
     assert stream.receive(response(11, (11, b"c"))) == []
 
 
-def test_fragments_are_joined_before_anything_leaves():
+def test_the_last_revision_of_a_fragment_waits_for_the_next_one():
+    """W2, R16: all before it leave at once, so that no more than a revision is kept of a message of any size."""
     stream = protocol(10)
     assert stream.receive(response(11, (11, b"a"), fragment=True)) == []
     assert stream.receive(response(30)) == [], "progress in between must not jump over the fragments"
-    assert told(stream.receive(response(11, (11, b"b")))) == [(11, [b"a", b"b"])]
+    assert stream.receive(response(11, (11, b"b"), fragment=True)) == []
+    assert told(stream.receive(response(12, (11, b"c"), (12, b"a"), (13, b"b"), fragment=True))) == [
+        (11, [b"a", b"b", b"c"]),
+        (12, [b"a"]),
+    ]
+    assert stream.receive(response(30)) == []
+    assert told(stream.receive(response(13, (13, b"c")))) == [(13, [b"b", b"c"])]
     assert stream.receive(response(30)) == [Progressed(30)]
+
+
+def test_a_stream_is_asked_for_in_fragments_only_where_that_is_needed():
+    asked = [protocol(10).create_request(b"a", b"b", in_fragments=needed).create_request for needed in (False, True)]
+    assert [one.fragment for one in asked] == [False, True]
 
 
 def test_progress_moves_the_mark_on_a_safe_server():
