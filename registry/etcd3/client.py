@@ -13,7 +13,7 @@ from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.calls import MemberCalls
 from registry.etcd3.codec import LEASE_GRANT, LEASE_KEEPALIVE, LEASE_REVOKE, MEMBER_LIST, RANGE, READ_TXN, STATUS, TXN
-from registry.etcd3.errors import Compacted, EtcdError, FutureRevision, LeaseExpired, ResponseTooLarge
+from registry.etcd3.errors import Compacted, EtcdError, FutureRevision, LeaseExpired, OtherCluster, ResponseTooLarge
 from registry.etcd3.ops import KeyValue, Range, RangeResult, Txn, TxnResult, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.watch import WatchStream, open_watch
@@ -211,10 +211,6 @@ class Listing:
     raft_term: int
 
 
-class _OtherCluster(Exception):
-    """A later page came from another cluster than the first."""
-
-
 async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: int, revision: int = 0) -> Listing:
     """Reads page after page, and starts over when the revision is lost on the way: a later one would mix two states.
 
@@ -222,7 +218,7 @@ async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: in
     message may be: values that others than us wrote may have 1.5 MiB each.
 
     Raises:
-        Compacted: that happened several times in a row.
+        Compacted, OtherCluster: that happened several times in a row.
         EtcdError: a page could not be read.
     """
     for _ in range(_TRIES - 1):
@@ -233,7 +229,7 @@ async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: in
         except (Compacted, FutureRevision):
             if revision:
                 raise
-        except _OtherCluster:
+        except OtherCluster:
             continue
     return await _list_once(read, key, range_end, page_size, revision)
 
@@ -245,7 +241,9 @@ async def _list_once(read: ReadPage, key: bytes, range_end: bytes, page_size: in
     while page.more:
         page = await read(Range(kvs[-1].key + b"\0", range_end, limit=page_size, revision=at))
         if page.header.cluster_id != header.cluster_id:
-            raise _OtherCluster
+            raise OtherCluster(
+                "a page of a list came from another cluster than the first: look at the addresses of etcd"
+            )
         kvs.extend(codec.key_value(kv) for kv in page.kvs)
     if is_pinned:
         await _check_kept(read, key, at)

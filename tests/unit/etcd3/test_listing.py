@@ -6,7 +6,7 @@ import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import list_range
-from registry.etcd3.errors import Compacted, EtcdUnavailable, FutureRevision, ResponseTooLarge
+from registry.etcd3.errors import Compacted, EtcdUnavailable, FutureRevision, OtherCluster, ResponseTooLarge
 from registry.etcd3.ops import Range
 
 
@@ -82,9 +82,11 @@ async def test_a_revision_that_is_asked_for_is_lost_for_good(trouble):
     assert len(store.asked) == 4
 
 
-async def test_starting_over_has_an_end():
-    store = Store(5, [None, compacted()] * 5)
-    with pytest.raises(Compacted):
+@pytest.mark.parametrize(("trouble", "told"), [(compacted(), Compacted), (8, OtherCluster)])
+async def test_starting_over_has_an_end(trouble, told):
+    """R13: it is told as any other failure of etcd."""
+    store = Store(5, [None, trouble] * 5)
+    with pytest.raises(told):
         await list_range(store.read, b"", b"\xff", 2)
     assert len(store.asked) == 10
 
