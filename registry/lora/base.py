@@ -89,7 +89,7 @@ class BaseModules:
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for bases of which the same is found out about an adapter."""
-        return self.fingerprint, self.architecture, self.is_tied, self.head_size, self.engine
+        return self.fingerprint, self.names, self.architecture, self.is_tied, self.head_size, self.engine
 
     @property
     def prepared_for(self) -> str:

@@ -92,7 +92,8 @@ def examine(
     renames, misplaced = _place(modules, config, base, policy)
     ranks = Patterns(config.rank_pattern, config.r) if not patterns else None
     findings += [*misplaced, *_content(modules, renames, ranks, base)]
-    findings += [*_limits(modules, config, limits), *_base_name(config, base)]
+    findings += [*_limits(modules, config, limits)]
+    findings += base_name_findings(config.base_model_name_or_path, base)
     findings += coverage_findings(placed_modules(modules, renames), base)
     rotary, unordered = _rotary(modules, renames, base)
     findings += unordered
@@ -254,9 +255,11 @@ def _limits(modules: Mapping[str, Module], config: AdapterConfig, limits: Adapte
     return findings
 
 
-def _base_name(config: AdapterConfig, base: BaseModules | None) -> list[Finding]:
-    """Another base of the same shapes cannot be told by its shapes; where the pool lists names, one must be right."""
-    name = config.base_model_name_or_path
+def base_name_findings(name: str | None, base: BaseModules | None) -> list[Finding]:
+    """Another base of the same shapes cannot be told by its shapes; where the pool lists names, one must be right.
+
+    `name`: what the adapter calls its base; None: nothing.
+    """
     known = {model_name(one) for one in base.names} if base else set()
     if base is None or not known or (name is not None and model_name(name) in known):
         return []

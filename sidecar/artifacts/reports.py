@@ -19,6 +19,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from registry.lora.base import compress, expand, hub_name
+from registry.lora.check import base_name_findings
 from registry.lora.coverage.findings import coverage_findings, prepared_modules, unknown_coverage
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, canonical_json
 from registry.lora.directory import open_directory
@@ -209,7 +210,7 @@ def staged_by(layout: StoreLayout, order: StageRequest, report: ArtifactReport) 
     """Contents of the store by its report; some warnings depend on who asks, and on the base.
 
     Raises:
-        ArtifactError: an engine does not apply all of it.
+        ArtifactError: an engine does not apply all of it, or it is of another base.
     """
     kept = (one for one in report.warnings if one.reason not in _ASKED_ANEW)
     return _staged(layout, order, report.source, report.rank, report.modules, report.base_model, kept)
@@ -234,7 +235,7 @@ def look(layout: StoreLayout, order: StageRequest, digest: str) -> Staged:
     """The same by the files themselves, where there is no report that can be believed; it has no warnings then.
 
     Raises:
-        ArtifactError: ``artifact_damaged``, or an engine does not apply all of it.
+        ArtifactError: ``artifact_damaged``, or as `staged_by`.
         OSError: a file is missing or cannot be read.
     """
     directory = layout.adapter(order.artifact(digest))
@@ -256,8 +257,8 @@ def _staged(
     base_model: str | None,
     reported: Iterable[AdapterWarning],
 ) -> Staged:
-    """Report on a staged artifact; its coverage is judged by what is known now."""
-    if findings := coverage_findings(expand(modules), order.base):
+    """Report on a staged artifact; its coverage and its base's name are judged by what is known now."""
+    if findings := [*base_name_findings(base_model, order.base), *coverage_findings(expand(modules), order.base)]:
         raise unfit(findings)
     artifact = order.artifact(digest)
     warnings = (*reported, *unknown_coverage(order.base), *_name_warnings(base_model, order.ref.base_model))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from registry.lora.base import BaseModules, compress
-from registry.lora.digest import WEIGHTS_FILE
+from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
 from registry.lora.directory import open_directory
 from registry.lora.ed25519 import read_public_key, sign
 from registry.lora.engine_base import EngineBase
@@ -18,7 +19,7 @@ from sidecar.artifacts.preparation import Bases
 from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.drafts import LLAMA, QWEN2, Architecture
-from tests.support.adapters import write_adapter, write_files
+from tests.support.adapters import WrittenAdapter, digest_of, write_adapter, write_files
 from tests.support.signing import make_key, public_pem
 from tests.support.worlds import pool
 from tests.unit.artifacts.conftest import contents, pinned, recalled, refusal, unpinned
@@ -181,6 +182,40 @@ async def test_what_an_earlier_release_staged_is_looked_at_anew(tmp_path):
     assert (refused.value.reason, refused.value.permanent) == ("not_applied_by_engine", True)
     directory = await staged(tmp_path, known, '{"drop": ["mlp.gate"]}')
     assert not any("gate" in tensor.name for tensor in open_directory(directory).header.tensors)
+
+
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_what_another_pool_of_the_host_staged_is_refused_where_the_base_has_another_name(
+    open_store, sources, make_ref
+):
+    """R22 applied-whole: two bases of the same shapes are told apart by their names alone."""
+    LLAMA.draft().write(sources / "a")
+    adapter = WrittenAdapter(sources / "a", digest_of(sources / "a"))
+    trained = adapter_base(adapter)
+    right, wrong = BaseModules(LLAMA.modules, (trained,)), BaseModules(LLAMA.modules, ("org/fine-tuned",))
+    first, second = open_store("r1", base=right), open_store("r2", base=wrong)
+    staged = await first.ensure(make_ref(adapter))
+    assert await refused(second, make_ref(adapter)) == "other_base"
+    assert not await open_store("r2", base=wrong).recall([make_ref(adapter)])
+    assert first.lookup(make_ref(adapter)) == staged
+
+
+async def test_a_pool_that_names_its_base_anew_looks_at_what_it_staged_before(open_store, sources):
+    LLAMA.draft().write(sources / "a")
+    adapter = WrittenAdapter(sources / "a", digest_of(sources / "a"))
+    store, unnamed = open_store(), pool_of(LLAMA)
+    store.use_pool(unnamed)
+    staged = await store.ensure(pinned(adapter))
+    named = unnamed.base.model_copy(update={"names": ["org/fine-tuned"]})
+    store.use_pool(unnamed.model_copy(update={"base": named}))
+    assert await refused(store, pinned(adapter)) == "other_base"
+    store.use_pool(unnamed)
+    assert recalled(store, pinned(adapter)) == staged
+
+
+def adapter_base(adapter: WrittenAdapter) -> str:
+    """What an adapter calls its base."""
+    return str(json.loads((adapter.directory / CONFIG_FILE).read_text())["base_model_name_or_path"])
 
 
 async def test_rows_are_ordered_on_disk_as_the_engine_orders_the_bases(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -260,9 +261,10 @@ def test_bases_of_which_something_else_is_found_out_differ():
         BaseModules({"a": (1, 2)}, architecture="A", head_size=4),
         BaseModules({"a": (1, 2)}, architecture="A", head_size=8, is_tied=True),
         BaseModules({"a": (1, 2)}, architecture="A", head_size=8, engine="sglang"),
+        BaseModules({"a": (1, 2)}, ("name",), architecture="A", head_size=8),
     ]
-    assert len({each.identity for each in (one, *others)}) == 6
-    assert BaseModules({"a": (1, 2)}, ("name",), architecture="A", head_size=8).identity == one.identity
+    assert len({each.identity for each in (one, *others)}) == 7
+    assert replace(one, layout="sha256:1", weights="sha256:2").identity == one.identity
     assert (one.is_tied, one.engine) == (False, "vllm")
 
 
