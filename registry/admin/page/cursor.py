@@ -51,7 +51,7 @@ class PoolCursor:
         self.pool, self.subscription = pool, subscription
         self._sight = sight
         self._version = 0
-        self._replicas: Mapping[str, LiveReplica] = {}
+        self._replicas: Mapping[str, LiveReplica] | None = None
         self._withheld: frozenset[str] = frozenset()
         self._states: dict[str, tuple[str, bool]] = {}
         self._told: Document = {}
@@ -99,18 +99,18 @@ class PoolCursor:
         return event("adapters", told)
 
     def _of_replicas(self, view: PoolView) -> str:
-        """Changes of the replicas; empty: nothing, or the reader may not see them."""
+        """Changes of the replicas, all of them at first; empty: nothing, or the reader may not see them."""
         before, now = self._replicas, view.everybody
         if not self._sight.shows_replicas or (before is now and self._withheld == view.withheld):
             return ""
-        differs = self._withheld ^ view.withheld
-        changed = [name for name, one in now.items() if before.get(name) is not one or name in differs]
-        gone = [name for name in before if name not in now]
+        known, differs = before or {}, self._withheld ^ view.withheld
+        changed = [name for name, one in now.items() if known.get(name) is not one or name in differs]
+        gone = [name for name in known if name not in now]
         self._replicas, self._withheld = now, view.withheld
-        if not changed and not gone:
+        if before is not None and not changed and not gone:
             return ""
         rows = [replica_row(view, name, is_whole=self._sight.is_whole) for name in changed]
-        return event("replicas", {"pool": self.pool, "rows": rows, "gone": gone})
+        return event("replicas", {"pool": self.pool, "snapshot": before is None, "rows": rows, "gone": gone})
 
     def _of_pool(self, view: PoolView) -> str:
         """The pool as a whole; empty: as it was told."""

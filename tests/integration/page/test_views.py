@@ -13,6 +13,7 @@ from registry.model.status import Failed, LastKnown, Pending, RememberedReplica,
 from registry.runtime.clock import rfc3339
 from registry.v1 import registry_pb2 as pb
 from tests.integration.admin.test_access import guarded, token
+from tests.integration.page.conftest import NAMES
 from tests.support.admin import admin_with_pool, change_set, put
 from tests.support.browser import IS_THERE, LACKING, ROOT
 from tests.support.tls import Authority
@@ -107,6 +108,22 @@ async def test_what_changes_is_shown_while_the_page_is_open(troubled, page):
     await page.do("goto", url=f"{troubled.admin.http}/#/replica/replica-2?pool=p")
     await page.sees("It is expected and does not live")
     await page.sees("rack-7")
+
+
+async def test_replicas_that_left_while_the_service_was_away_are_not_shown_any_more(troubled, page, monkeypatch):
+    """R9: also where none is left, of which nothing can be told."""
+    await page.do("goto", url=f"{troubled.admin.http}/#/fleet")
+    await page.sees("replica-8 leaving")
+    await page.do("eval", script="() => { window.kept = fetch; window.fetch = async () => { throw Error('away'); }; }")
+    with monkeypatch.context() as patched:
+        patched.setattr("registry.admin.page.stream.AGE_SECONDS", 0.0)
+        await page.sees("The service does not answer")
+    for name in NAMES:
+        await troubled.replicas.gone(name)
+    await page.do("eval", script="() => { window.fetch = window.kept; }")
+    await page.sees("replica-1 gone")
+    for false in ("replica-8 leaving", "The service does not answer"):
+        await page.do("wait", script=f"!document.querySelector('main').innerText.includes('{false}')")
 
 
 async def test_times_go_on_while_nothing_is_heard(troubled, page):

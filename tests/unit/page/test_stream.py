@@ -161,6 +161,8 @@ async def test_a_page_hears_the_whole_and_then_each_change(served):
         heard = len(screen.told)
         await asyncio.sleep(60)
         assert len(screen.told) == heard, "nothing is told while nothing changes"
+    async with watched(fleet_of(served), call_by()) as screen:
+        assert screen.replicas["p"] == {}, "who comes back may know of some that are gone"
 
 
 @served

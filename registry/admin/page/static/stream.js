@@ -44,10 +44,6 @@ export class Fleet {
     return this.pools.get(name);
   }
 
-  begin() {
-    for (const pool of this.pools.values()) pool.stale = true;
-  }
-
   take(kind, told) {
     this.changes += 1;
     if (kind === "adapters") this.takeAdapters(told);
@@ -77,10 +73,7 @@ export class Fleet {
 
   takeReplicas(told) {
     const pool = this.pool(told.pool);
-    if (pool.stale) {
-      pool.replicas.clear();
-      pool.stale = false;
-    }
+    if (told.snapshot) pool.replicas.clear();
     for (const row of told.rows) pool.replicas.set(row.name, row);
     for (const name of told.gone) pool.replicas.delete(name);
   }
@@ -111,7 +104,7 @@ export async function follow(fleet, heard, trouble, signal) {
   for (let pause = 500; ; pause = Math.min(pause * 2, 15000)) {
     try {
       const reply = await ask("/page/stream", signal);
-      fleet.begin();
+      trouble("");
       for await (const [kind, told] of events(reply.body)) {
         if (kind === "end") {
           if (told.reason === "UNAUTHENTICATED") return told.message;
@@ -121,7 +114,6 @@ export async function follow(fleet, heard, trouble, signal) {
         fleet.take(kind, told);
         heard();
       }
-      trouble("");
     } catch (error) {
       if (signal.aborted) return null;
       if (error.status === 401) return error.message;
