@@ -216,7 +216,7 @@ def _above(shape: ImportShape, pattern: str) -> FieldRow:
 def _imported(
     records: Sequence[_Record], gone: Sequence[_Record], notes: list[str], choices: ImportChoices
 ) -> Imported:
-    leaving = {name_key(one.name): one for one in gone}
+    leaving = {_key(one, choices): one for one in gone}
     seen: dict[tuple[str, str], str] = {}
     manifests: list[tuple[dict[str, object], str]] = []
     for one in records:
@@ -224,26 +224,46 @@ def _imported(
         try:
             manifest = _manifest(one, choices, notes, leaving)
         except _LeftOut as error:
-            notes.append(f"{one.place}: {one.name!r} is left out: {error}")
+            notes.append(_left_out(one, f"{error}"))
             continue
-        key = (_pool(one, choices), name_key(one.name))
+        key = _key(one, choices)
         if key in seen:
             message = f"{one.name!r} is described in {seen[key]} already; remove one"
             raise _wrong(one.place, message, Reason.DUPLICATE_NAME)
         seen[key] = one.place
         manifests.append((manifest, one.place))
-    named = {name_key(one.name) for one in records}
-    away = [(_pool(one, choices), one.name) for key, one in leaving.items() if key not in named]
+    away = _away(leaving, records, choices, notes) if leaving else ()
     return Imported(tuple(manifests), tuple(away), tuple(notes))
+
+
+def _away(
+    leaving: Mapping[tuple[str, str], _Record], records: Sequence[_Record], choices: ImportChoices, notes: list[str]
+) -> Iterator[tuple[str, str]]:
+    """Pool and name of what is to go and is not also to be there. Of what can be nowhere here a note is made."""
+    wanted = {_key(one, choices) for one in records}
+    for key, one in leaving.items():
+        try:
+            check_adapter_name(one.name)
+        except InvalidArgument as error:
+            notes.append(_left_out(one, error.message))
+            continue
+        if key not in wanted:
+            yield key[0], one.name
+
+
+def _left_out(one: _Record, why: str) -> str:
+    return f"{one.place}: {one.name!r} is left out: {why}"
 
 
 class _LeftOut(Exception):
     """An adapter cannot be had as it is; the message says why, and what to do."""
 
 
-def _manifest(one: _Record, choices: ImportChoices, notes: list[str], leaving: Collection[str]) -> dict[str, object]:
+def _manifest(
+    one: _Record, choices: ImportChoices, notes: list[str], leaving: Collection[tuple[str, str]]
+) -> dict[str, object]:
     """The manifest of one adapter. Raises _LeftOut: it is not to be there, or `apply` would refuse it."""
-    if name_key(one.name) in leaving:
+    if leaving and _key(one, choices) in leaving:
         raise _LeftOut("it is to be there, and not to be there")
     if one.hindrance or one.values.get(FieldMeaning.ENABLED) is False:
         raise _LeftOut(one.hindrance or "it is switched off there")
@@ -297,6 +317,12 @@ def _labels(one: _Record, notes: list[str]) -> dict[str, str]:
         else:
             notes.append(f"{one.place}: metadata.labels.{key}: does not map: {_LABEL_FORM}")
     return kept
+
+
+def _key(one: _Record, choices: ImportChoices) -> tuple[str, str]:
+    """Pool and key of an adapter. Raises InvalidArgument: it has no name, or no pool."""
+    key = name_key(one.name)
+    return _pool(one, choices), key
 
 
 def _pool(one: _Record, choices: ImportChoices) -> str:

@@ -264,3 +264,29 @@ def test_a_record_with_a_value_exchanged_is_imported_or_refused_with_its_place(d
     except InvalidArgument as error:
         told = [error.field or ""]
     assert [place for place in told if not place.startswith("x")] == []
+
+
+def syncer(base: str, exist: str = "", gone: str = "") -> str:
+    """A configuration of one deployment, whose lists have an adapter each."""
+    lists = {key: name for key, name in (("ensureExist", exist), ("ensureNotExist", gone)) if name}
+    models = {key: {"models": [{"id": name, "source": f"/adapters/{name}"}]} for key, name in lists.items()}
+    return yaml.safe_dump({"vLLMLoRAConfig": {"defaultBaseModel": base, **models}})
+
+
+def test_what_one_deployment_wants_gone_is_taken_from_its_pool_alone():
+    """An adapter that moved from one base model to another is added there, and deleted here."""
+    found = imported("lora-syncer", f"{syncer('old', gone='sql')}---\n{syncer('new', exist='sql')}")
+    assert summary(found) == {"sql": ("new", "file:///adapters/sql", {"baseModel": "new"})}
+    assert found.gone == (("old", "sql"),)
+    twice = imported("lora-syncer", "---\n".join(syncer(base, gone="sql") for base in ("one", "two")))
+    assert twice.gone == (("one", "sql"), ("two", "sql"))
+    both = imported("lora-syncer", f"{syncer('one', gone='SQL')}---\n{syncer('one', exist='sql')}")
+    assert (both.manifests, both.gone) == ((), ())
+    assert "not to be there" in both.notes[-1]
+
+
+def test_nothing_is_to_be_deleted_whose_name_no_adapter_can_have():
+    """Its name would stand in a command that somebody copies."""
+    found = imported("lora-syncer", syncer("one", exist="sql", gone="x; rm -rf ."))
+    assert (list(summary(found)), found.gone) == (["sql"], ())
+    assert "'x; rm -rf .' is left out" in found.notes[-1]
