@@ -1,15 +1,16 @@
-"""Reads adapter_config.json as PEFT writes it. Pure."""
+"""Reads adapter_config.json as PEFT writes it, and writes it anew. Pure."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypeIs
 
-from registry.lora.digest import CONFIG_FILE, OF_MLX
+from registry.lora.digest import CONFIG_FILE, OF_MLX, canonical_json
 from registry.lora.findings import AdapterWarning, Finding, UnfitAdapter, shown
 from registry.lora.json_files import SAVE_AGAIN, json_object
 from registry.lora.text import printable, some_of
@@ -121,6 +122,20 @@ def read_config(content: bytes) -> AdapterConfig:
         return AdapterConfig.model_validate({**fields, **whole, "rewritten": whole})
     except ValidationError as error:
         raise UnfitAdapter(_complaints(error, fields)) from error
+
+
+# Of their keys the first that matches a module counts.
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+
+
+def write_config(fields: Mapping[str, object]) -> bytes:
+    """The file of these fields: sorted, but for the keys of patterns, whose order decides what is computed."""
+    sorted_fields = json.loads(canonical_json(fields))
+    return json.dumps(
+        {name: fields[name] if name in _PATTERNS else value for name, value in sorted_fields.items()},
+        separators=(",", ":"),
+        ensure_ascii=False,
+    ).encode()
 
 
 def _whole_ranks(fields: dict[str, Any]) -> dict[str, object]:

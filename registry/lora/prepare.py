@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry.lora.check import Changes
+from registry.lora.config import write_config
 from registry.lora.digest import CONFIG_FILE, canonical_json
 from registry.lora.json_files import json_object
 from registry.lora.safetensors import LENGTH_BYTES, Header, Tensor
@@ -98,4 +99,4 @@ def _joined(kept: Iterable[Tensor], rotary: Mapping[str, int]) -> list[ByteRange
 
 def new_config(content: bytes, changes: Changes) -> bytes:
     """The new adapter_config.json."""
-    return canonical_json({**json_object(CONFIG_FILE, content), **changes.config})
+    return write_config({**json_object(CONFIG_FILE, content), **changes.config})

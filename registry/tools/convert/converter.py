@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from registry.lora.config import AdapterConfig
-from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, canonical_json
+from registry.lora.config import AdapterConfig, write_config
+from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
 from registry.lora.directory import Opened
 from registry.lora.findings import CannotPublish
 from registry.lora.json_files import json_object
@@ -211,4 +211,4 @@ def new_config(content: bytes, outcomes: Sequence[ModuleOutcome]) -> bytes:
         "use_dora": False,
         "use_rslora": False,
     }
-    return canonical_json({**json_object(CONFIG_FILE, content), **fields})
+    return write_config({**json_object(CONFIG_FILE, content), **fields})

@@ -81,6 +81,25 @@ def test_a_configuration_is_written_anew_where_only_it_changes(tmp_path):
     assert json.loads(found.new_config or b"") == config | {"use_dora": False}
 
 
+PATTERNS = {"v_proj": 4, "q_proj": 4, "proj": 4}
+
+
+def test_patterns_keep_the_order_in_which_their_keys_count(tmp_path):
+    """R22 applied-whole: PEFT and engines take the first key that matches, and scale by its value."""
+    config = json.loads(adapter_config()) | {
+        "r": 4.0,
+        "rank_pattern": PATTERNS,
+        "alpha_pattern": PATTERNS,
+        "z": {"b": 1, "a": 2},
+    }
+    adapter = write_files(tmp_path / "a", json.dumps(config).encode(), adapter_weights())
+    made = json.loads(examined(adapter.directory).new_config or b"")
+    assert made == config
+    assert list(made) == sorted(config), "whatever order nothing depends on is the same on every host"
+    assert list(made["z"]) == ["a", "b"]
+    assert [list(made[field]) for field in ("rank_pattern", "alpha_pattern")] == [list(PATTERNS)] * 2
+
+
 def test_it_compares_with_the_base_that_it_was_told_last(tmp_path):
     """R5: a base is sent once; what has none is compared with none."""
     examining, directory = Examining(), write_adapter(tmp_path / "a").directory

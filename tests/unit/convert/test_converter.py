@@ -359,6 +359,7 @@ def test_a_configuration_says_of_each_module_what_differs_from_the_most(numeric)
         "use_rslora": False,
         "peft_type": "LORA",
     }
+    assert list(made["alpha_pattern"]) == [r"c\.b\.proj", r"b\.proj", "proj"]
 
 
 def test_a_half_without_its_other_is_no_pair(numeric, tmp_path):
