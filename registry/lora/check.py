@@ -286,11 +286,8 @@ def _new_config(
         changes["modules_to_save"] = left or None
     if renames:
         names = {name: renames.get(name, name) for name in modules}
-        patterns = {
-            "rank_pattern": renamed_pattern(config.rank_pattern, names),
-            "alpha_pattern": renamed_pattern(config.alpha_pattern, names),
-        }
-        changes |= {field: pattern for field, pattern in patterns.items() if pattern}
+        patterns = {"rank_pattern": config.rank_pattern, "alpha_pattern": config.alpha_pattern}
+        changes |= {field: renamed_pattern(values, names) for field, values in patterns.items() if values}
     return changes
 
 

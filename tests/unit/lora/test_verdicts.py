@@ -310,3 +310,12 @@ def test_a_finding_says_everything_in_one_line():
     found = findings(LLAMA.draft(), None, AdapterLimits(max_rank=1))["rank_too_high"]
     assert found.sentence().startswith("r: found rank 4, expected at most 1; start the engines with --max-lora-rank 4")
     assert set(found.as_dict()) == {"reason", "key", "found", "expected", "remedy", "permanent"}
+
+
+def test_a_key_that_no_module_has_gives_no_module_a_value_under_its_new_name():
+    """R4: trained without it, an engine would scale by it."""
+    draft = LLAMA.draft()
+    draft.rename("base_model.model.model.", "base_model.model.inner.")
+    draft.config["alpha_pattern"] = {r"model\.layers\.0\.self_attn\.q_proj": 99}
+    verdict = verdict_of(draft, BaseModules(LLAMA.modules))
+    assert (verdict.findings, verdict.changes.config) == ((), {"alpha_pattern": {}})
