@@ -126,15 +126,15 @@ class SignedAs:
 
 
 def _look_at_bundle(
-    folder: Path, asked: Asked | None, pool: str, base: BaseModules | None
+    folder: Path, asked: Asked | None, pool: pb.Pool, base: BaseModules | None
 ) -> tuple[list[Finding], list[dict[str, str]]]:
     """Findings and warnings about the bundle beside an adapter. Raises CliError: a file cannot be read."""
     try:
         notes = bundle_notes(folder, is_verified=asked is not None)
         if asked is None:
             return [], notes
-        bases = frozenset((*base.names, base.fingerprint)) if base else frozenset[str]()
-        return bundle_findings(folder, *asked, pool, bases, datetime.now(UTC)), notes
+        bases = frozenset((*pool.base_models, *((*base.names, base.fingerprint) if base else ())))
+        return bundle_findings(folder, *asked, pool.name, bases, datetime.now(UTC)), notes
     except OSError as error:
         raise usage(f"cannot read {error.filename or folder}: {error.strerror}") from error
 
@@ -167,12 +167,12 @@ def check(
     With --signature-policy also its bundle (model.sig), as a sidecar with that policy would.
     """
     asked = signed.asked()
-    base, limits = compared_with(context, pool, base_model, max_rank, reading.timeout or READ_SECONDS)
+    base, limits, record = compared_with(context, pool, base_model, max_rank, reading.timeout or READ_SECONDS)
     policy = policy_of({"remap": remap, "vision": vision, "dora": dora, "drop": drop})
     with folder_at(source, reading.reader(), reading.credential, reading.timeout) as folder:
         looked = look(folder, base, limits, policy)
         fates = explain(folder, base, limits, policy) if is_explained else None
-        findings, notes = _look_at_bundle(folder, asked, pool or "", base)
+        findings, notes = _look_at_bundle(folder, asked, record, base)
     looked = replace(looked, findings=(*looked.findings, *findings))
     _tell(session_of(context).printer(), source, looked, fates, notes, is_compared=base is not None)
     if looked.findings:
@@ -185,10 +185,10 @@ def compared_with(
     base_model: Path | None,
     max_rank: int | None,
     read_seconds: float = READ_SECONDS,
-) -> tuple[BaseModules | None, AdapterLimits]:
+) -> tuple[BaseModules | None, AdapterLimits, pb.Pool]:
     """Base and limits that an adapter must be right for: a pool (None: the only one), or a base model and a rank.
 
-    A base model goes before the variable of a pool.
+    A base model goes before the variable of a pool, whose record is then empty.
 
     Raises:
         CliError: both are given, none is and there are several pools, or it cannot be read.
@@ -198,11 +198,11 @@ def compared_with(
     if pool is not None and base_model is not None:
         raise usage("say what to compare it with: --pool P, or --base-model DIR --max-rank N")
     if base_model is not None:
-        return base_here(base_model, flag="--base-model"), AdapterLimits(max_rank)
+        return base_here(base_model, flag="--base-model"), AdapterLimits(max_rank), pb.Pool()
     with session_of(context).client(read_seconds) as client:
         record = client.unary(api.GET_POOL, pb.GetPoolRequest(name=pool_or_only(client, pool)))
     limits = limits_of_pool(record)
-    return base_of_pool(record), AdapterLimits(max_rank or limits.max_rank, limits.target_modules)
+    return base_of_pool(record), AdapterLimits(max_rank or limits.max_rank, limits.target_modules), record
 
 
 def plain_warnings(warnings: Sequence[AdapterWarning], *, is_compared: bool) -> list[dict[str, str]]:

@@ -107,7 +107,7 @@ def publish(
         there = destination(target)
         held = _held(there, credentials, credential)
         with folder_at(source, SourceReader(credentials, hf_endpoint), source_credential, timeout) as folder:
-            modules, limits = compared_with(context, pool, base_model, max_rank)
+            modules, limits, _ = compared_with(context, pool, base_model, max_rank)
             published = publish_folder(folder, there, Compared(modules, base_model, limits), conversion, initial, held)
     printer = session.printer()
     if name is None or printer.is_table:  # one document is printed, and the change has the source

@@ -8,6 +8,7 @@ import pytest
 
 from registry.cli.source_reader import write_bundle_of
 from registry.sources.base import ArtifactError, Stop
+from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
 from tests.support.signing import make_ec_key
 from tests.unit.model.test_signature_policy import policy_text
@@ -67,6 +68,17 @@ def test_what_a_sidecar_would_refuse_ends_with_4_and_its_reason(cli, check, adap
     (adapter / "model.sig").write_text("{}")
     for one in ("acme/sql", "free/sql"):  # who may leave it out has one that is none
         assert check(*POLICY, one)[:2] == (4, ["bundle_invalid"])
+
+
+@pytest.mark.parametrize("flags", [["--base", "served-as"], ["--pool", "de*"]])
+def test_what_is_bound_to_a_pool_counts_in_it_as_a_sidecar_has_it(cli, check, admin, flags):
+    """R21: by the names that its engines have for the base model too, and where it is the only pool."""
+    pool = pb.Pool(name="dev", base_models=["served-as"])
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pool])]
+    admin.answers["GetPool"] = [pool]
+    assert cli(*SIGN, *flags).code == 0
+    ran = cli("-o", "json", "check", "adapter", *POLICY, "acme/sql")
+    assert (ran.code, ran.json["findings"]) == (0, [])
 
 
 def test_a_policy_that_cannot_be_read_is_told(check, adapter, tmp_path):
