@@ -106,7 +106,7 @@ class LineFile:
         """See `LineSink`."""
         try:
             if self._is_moved():
-                os.close(self._file)
+                self.close()
                 self._open()
             self._append("".join(texts).encode())
         except OSError as error:

@@ -172,6 +172,15 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path, where):
         LineFile(tmp_path / where, 0)
 
 
+def test_a_file_that_cannot_be_made_anew_ends_it_and_nothing_is_given_back_twice(tmp_path):
+    file = LineFile(tmp_path / "f", 0)
+    (tmp_path / "f").rename(tmp_path / "g")
+    (tmp_path / "f").mkdir()
+    with pytest.raises(OutputUnusable, match="directory"):
+        file.write(["{}\n"], 1)
+    file.close()
+
+
 def test_half_a_first_line_is_begun_anew(tmp_path):
     (tmp_path / "f").write_bytes(b'{"beg')
     LineFile(tmp_path / "f", 7).close()
