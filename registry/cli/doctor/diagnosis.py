@@ -384,7 +384,9 @@ def _room_too_small(pool: PoolSeen, replica: ReplicaView) -> Iterator[DoctorFind
 def _is_for_all(adapter: pb.Adapter, replica: ReplicaView) -> bool:
     """True for an eager adapter that is for each replica of its labels, and so for this one."""
     spec = adapter.spec
-    return spec.load != "lazy" and not spec.placement.replicas and matches(spec.placement.selector, replica.labels)
+    if spec.load == "lazy" or spec.placement.replicas or (spec.HasField("enabled") and not spec.enabled):
+        return False
+    return matches(spec.placement.selector, replica.labels)
 
 
 def _number(replica: ReplicaView, *path: str) -> int:
@@ -411,14 +413,18 @@ def _is_on_loopback(url: str) -> bool:
 
 
 def _shared_engines(pools: Sequence[PoolSeen]) -> Iterator[DoctorFinding]:
-    """An engine is told by its address and its incarnation: addresses of the loopback are equal on every host."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """An engine is told by its address and its incarnation, and by its host where that address is of the loopback.
+
+    An incarnation is the time at which a process began: of a hundred that begin together, some have the same.
+    """
+    found: dict[tuple[str, str, str], list[str]] = {}
     for pool in pools:
         for replica in pool.replicas:
-            engine = replica.text("engine", "url"), replica.text("engine", "incarnation")
-            if "-" not in engine:
+            url, incarnation = replica.text("engine", "url"), replica.text("engine", "incarnation")
+            if "-" not in {url, incarnation}:
+                engine = url, incarnation, replica.host if _is_on_loopback(url) else ""
                 found.setdefault(engine, []).append(f"{pool.name}/{replica.name}")
-    for (url, _), replicas in found.items():
+    for (url, *_), replicas in found.items():
         if len(replicas) > 1:
             finding = f"several sidecars drive the engine at {url}: {', '.join(replicas)}"
             remedy = "stop all but one of them, or give each its own --engine and --replica"

@@ -72,6 +72,14 @@ def driving(*engines: tuple[str, str]) -> Survey:
     return pool(*(replica(f"r{number}", engine=one) for number, one in enumerate(told)))
 
 
+def on_hosts(url: str, *hosts: str, advertised: str = "") -> Survey:
+    """The same of engines with one URL and one incarnation, by which two that start together may be told."""
+    seen = driving(*[(url, "1767225600.25")] * len(hosts))
+    live = zip(seen.pools[0].replicas, hosts, strict=True)
+    placed = [replace(one, host=host, engine_url=advertised) for one, host in live]
+    return replace(seen, pools=[replace(seen.pools[0], replicas=placed)])
+
+
 def leaves(seen: Survey) -> Survey:
     """The same while its replicas drain."""
     going = [replace(one, leaving=True, status={**one.status, "ready": False}) for one in seen.pools[0].replicas]
@@ -225,6 +233,7 @@ def at(seconds: float) -> str:
 
 THREE = [adapter(), adapter(), adapter()]
 LAZY = pb.Adapter(name="z", pool="p", etag="7", spec=pb.AdapterSpec(load="lazy"))
+DISABLED = pb.Adapter(name="y", pool="p", etag="7", spec=pb.AdapterSpec(enabled=False))
 GPU = {"gpu": "a10"}
 OF_GPUS = (replace(replica("r1"), labels=GPU), replace(replica("r2"), labels={"gpu": "b"}))
 LEAVING = replace(replica("r2"), leaving=True)
@@ -278,6 +287,7 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (started_for(pb.PoolLimits(), *THREE[:2], max_cpu_loras=2), ""),
     (started_for(pb.PoolLimits(), *THREE[:2], max_cpu_loras=1), "E room_too_small"),
     (started_for(pb.PoolLimits(), *THREE[:2], LAZY, max_cpu_loras=2), ""),
+    (started_for(pb.PoolLimits(), *THREE[:2], DISABLED, max_cpu_loras=2), ""),
     (started_for(pb.PoolLimits(), *THREE[:2], adapter(replicas=1), max_cpu_loras=2), ""),
     (started_for(pb.PoolLimits(), *THREE[:2], adapter(selector={"zone": "z"}), max_cpu_loras=2), "E too_few_replicas"),
     (started_for(pb.PoolLimits(), *THREE, waits=(*pending("over_capacity"),), max_cpu_loras=2), "E over_capacity"),
@@ -352,6 +362,9 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (driving(("http://a", "i"), ("http://a", "j")), ""),
     (driving(("http://a", "i"), ("http://b", "i")), ""),
     (driving(("", "i"), ("", "i")), ""),
+    (on_hosts("http://127.0.0.1:8000", "h1", "h2", advertised="http://a"), ""),
+    (on_hosts("http://127.0.0.1:8000", "h1", "h1", advertised="http://a"), "E engine_shared"),
+    (on_hosts("http://a:8000", "h1", "h2"), "E engine_shared"),
     (said(lazy={"count": 2, "servable": False, "reason": "never heard of"}), "E lazy_not_servable"),
     (said(lazy={"count": 0, "servable": False, "reason": "no_room"}), ""),
     (said(lazy={"count": 2, "servable": True, "reason": ""}), ""),
