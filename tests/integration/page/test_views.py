@@ -126,6 +126,33 @@ async def test_replicas_that_left_while_the_service_was_away_are_not_shown_any_m
         await page.do("wait", script=f"!document.querySelector('main').innerText.includes('{false}')")
 
 
+SAYS_ALL_IS_WELL = ("serve what they should", "No removal is held", "No replica leaves", "live and are ready")
+SEEN_BY = """async () => {
+  const [{ nowView }, { Fleet }] = await Promise.all([import("/page/now.js"), import("/page/stream.js")]);
+  const fleet = new Fleet(), view = nowView({ fleet }), told = [];
+  const look = () => { view.update(); told.push(view.root.textContent); };
+  look();
+  fleet.take("health", { ready: true, reason: "", pools: ["p"], principal: "a" });
+  look();
+  for (const rows of [null, [{ name: "r", ready: true, engine: "e" }], [{ name: "r", ready: true, engine: "e", held: "" }]]) {
+    if (rows) fleet.take("replicas", { pool: "p", snapshot: true, rows, gone: [] });
+    fleet.take("pool", { name: "p", shows_replicas: !!rows, absent: [] });
+    look();
+  }
+  return told;
+}"""
+
+
+async def test_nothing_is_said_to_be_well_that_is_not_known_or_not_to_be_seen(troubled, page):
+    """R9, A2: before the fleet is told, and to whom replicas or their sentences are not."""
+    await page.do("goto", url=f"{troubled.admin.http}/#/now")
+    told = await page.do("eval", script=SEEN_BY)
+    said = [[text in one for text in SAYS_ALL_IS_WELL] for one in told]
+    no, yes = False, True
+    assert said == [[no] * 4, [no] * 4, [yes, no, no, no], [yes, no, yes, yes], [yes] * 4]
+    assert ["Loading" in one for one in told] == [yes, yes, no, no, no]
+
+
 async def test_times_go_on_while_nothing_is_heard(troubled, page):
     await page.do("goto", url=f"{troubled.admin.http}/#/replica/replica-1")
     await page.sees("s ago")

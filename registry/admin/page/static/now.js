@@ -43,11 +43,16 @@ export function nowView({ fleet }) {
       const sick = replicas.filter(({ row }) => !row.ready && !row.leaving).map(({ pool, row }) => [
         link("replica", pool, row.name), ` of ${pool} is not ready`, row.note ? `: ${row.note}` : "",
       ]);
+      // That nothing is wrong is said of what is known, and seen by whoever looks.
+      const known = fleet.health?.pools.every((name) => fleet.pools.get(name)?.told);
+      const seen = pools.every((pool) => pool.told?.shows_replicas);
+      const whole = replicas.every(({ row }) => "held" in row || !("engine" in row));
+      const well = (text, shown) => (!known ? "Loading…" : shown ? text : "You may not see all of it.");
       body.replaceChildren(
-        list("Rollouts", rollouts, "All adapters serve what they should."),
-        list("Held removals", held, "No removal is held."),
-        list("Drains", drains, "No replica leaves."),
-        list("Replicas that need somebody", [...gone, ...sick], "All replicas live and are ready."),
+        list("Rollouts", rollouts, well("All adapters serve what they should.", true)),
+        list("Held removals", held, well("No removal is held.", seen && whole)),
+        list("Drains", drains, well("No replica leaves.", seen)),
+        list("Replicas that need somebody", [...gone, ...sick], well("All replicas live and are ready.", seen)),
       );
     },
   };
