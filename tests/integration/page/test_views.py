@@ -134,7 +134,8 @@ SEEN_BY = """async () => {
   look();
   fleet.take("health", { ready: true, reason: "", pools: ["p"], principal: "a" });
   look();
-  for (const rows of [null, [{ name: "r", ready: true, engine: "e" }], [{ name: "r", ready: true, engine: "e", held: "" }]]) {
+  const row = { name: "r", ready: true, engine: "e" };
+  for (const rows of [null, [row], [{ ...row, held: "" }]]) {
     if (rows) fleet.take("replicas", { pool: "p", snapshot: true, rows, gone: [] });
     fleet.take("pool", { name: "p", shows_replicas: !!rows, absent: [] });
     look();
