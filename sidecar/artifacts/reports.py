@@ -18,9 +18,9 @@ from typing import Annotated
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from registry.lora.base import compress, expand, hub_name
+from registry.lora.base import compress, hub_name
 from registry.lora.check import base_name_findings
-from registry.lora.coverage.findings import coverage_findings, prepared_modules, unknown_coverage
+from registry.lora.coverage.findings import prepared_modules, stored_findings, unknown_coverage
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, canonical_json
 from registry.lora.directory import open_directory
 from registry.lora.findings import AdapterWarning, UnfitAdapter
@@ -258,7 +258,7 @@ def _staged(
     reported: Iterable[AdapterWarning],
 ) -> Staged:
     """Report on a staged artifact; its coverage and its base's name are judged by what is known now."""
-    if findings := [*base_name_findings(base_model, order.base), *coverage_findings(expand(modules), order.base)]:
+    if findings := [*base_name_findings(base_model, order.base), *stored_findings(modules, order.base)]:
         raise unfit(findings)
     artifact = order.artifact(digest)
     warnings = (*reported, *unknown_coverage(order.base), *_name_warnings(base_model, order.ref.base_model))

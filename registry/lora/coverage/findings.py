@@ -51,6 +51,14 @@ def coverage_findings(modules: Mapping[str, bool], base: BaseModules | None) -> 
     return [finding_of(cause, names) for cause, names in causes.items()]
 
 
+def stored_findings(modules: Mapping[str, bool], base: BaseModules | None) -> list[Finding]:
+    """The same of modules that are given with ``{0-31}`` for numbers that run through."""
+    try:
+        return coverage_findings(expand(modules), base)
+    except ValueError as error:  # what a stranger called so where no base is known to compare it with
+        return [finding_of(Unapplied("not_taken_by_engine", f"{error}"), list(modules))]
+
+
 def unknown_coverage(base: BaseModules | None) -> list[AdapterWarning]:
     """Warning where nobody knows whether engines apply all of an adapter that is right for that base."""
     if base is None or base.evidence is not None or (base.coverage is not None and base.coverage.is_measured):
@@ -144,7 +152,7 @@ def evidence_finding(modules: tuple[str, ...], evidence: EngineEvidence) -> Find
     causes: dict[Unapplied, list[str]] = {}
     try:
         names = expand(dict.fromkeys(modules, (1, 1)))
-    except ValueError as error:  # what a stranger called so where no base is known to compare it with
+    except ValueError as error:  # see `stored_findings`
         return finding_of(Unapplied("not_taken_by_engine", f"{error}"), list(modules))
     for module in names:
         if cause := evidence.unapplied(module):

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from registry.sources.base import Stop
 from sidecar.artifacts.requests import pin_name
+from sidecar.artifacts.types import ArtifactRef
 from sidecar.engines.driver import EngineOptions
 from sidecar.engines.load_ledger import FILE, LoadLedger
 from sidecar.engines.others.axolotl import FILE as SLOT
 from sidecar.engines.others.axolotl import AxolotlEngine
 from sidecar.ownership import HostLock
-from tests.support.adapters import write_adapter
-from tests.unit.artifacts.conftest import pinned, recalled, unpinned
+from tests.corpus.drafts import LLAMA
+from tests.support.adapters import digest_of, write_adapter
+from tests.unit.artifacts.conftest import pinned, recalled, refusal, unpinned
 
 ENGINE = "http://127.0.0.1:1"
 DEEP = b"[" * 30_000
@@ -78,6 +80,18 @@ async def test_leases(open_store, sources, tmp_path, junk):
         store.maintenance.round(Stop())
         if name == "r1":
             assert open_store().leased(), "what is written from then on is read again"
+
+
+@pytest.mark.parametrize("layer", ["{5-3}", "{0-9999999}", "{0-999999}"])
+async def test_a_module_that_is_called_as_ranges_are(open_store, sources, layer):
+    """X2: where no base is known to compare it with, it is refused all the same, and after a restart nothing ends."""
+    draft = LLAMA.draft()
+    draft.rename(".layers.0.", f".layers.{layer}.")
+    draft.write(sources / "a")
+    ref = ArtifactRef((sources / "a").as_uri(), digest_of(sources / "a"))
+    refused = await refusal(open_store(), ref)
+    assert (refused.reason, refused.permanent) == ("not_taken_by_engine", True)
+    assert not await open_store().recall([ref])
 
 
 @pytest.mark.parametrize("junk", JUNK)

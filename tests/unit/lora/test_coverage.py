@@ -12,7 +12,13 @@ import pytest
 
 from registry.lora.base import BaseModules
 from registry.lora.base_directory import read_base
-from registry.lora.coverage.findings import finding_of, patterns_of, prepared_modules, unknown_coverage
+from registry.lora.coverage.findings import (
+    finding_of,
+    patterns_of,
+    prepared_modules,
+    stored_findings,
+    unknown_coverage,
+)
 from registry.lora.coverage.table import Coverage, Unapplied, coverage_of
 from registry.lora.prepare import new_weights
 from registry.lora.safetensors import Tensor, read_header
@@ -129,6 +135,15 @@ def test_towers_are_the_policys_matter():
     module = "visual.blocks.0.mlp.gate"
     known = base(module, architecture="Qwen3MoeForCausalLM")
     assert reasons(draft_of(module, base=known), known, vision="keep") == []
+
+
+def test_of_what_is_stored_each_module_of_a_pattern_is_looked_at():
+    """X2: also one whose name is no pattern, and was taken for one."""
+    moe = base(GATE, architecture="Qwen3MoeForCausalLM")
+    modules = {GATE.replace(".0.", ".{0-1}."): False}
+    assert [one.reason for one in stored_findings(modules, moe)] == ["not_applied_by_engine"]
+    assert stored_findings(modules, None) == []
+    assert [one.reason for one in stored_findings({"layers.{5-3}.q_proj": False}, None)] == ["not_taken_by_engine"]
 
 
 def test_what_is_not_known_is_said():
