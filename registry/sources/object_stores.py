@@ -183,10 +183,11 @@ def _in_header(fields: dict[str, str], name: str, shown: str, missing: str | Non
 
 MAX_OPEN = 16
 _Key = tuple[str, str, str | None]  # scheme, bucket, name of the credential
+_Opening = tuple[Secret | None, StoreOptions]
 
 
 class Stores:
-    """The stores that stagings used last, for the next one that comes with the same secret.
+    """The stores that stagings used last, for the next one that comes with the same secret and options.
 
     Each has connections of its own, and the token that it made with a service account's key. The client resolves names
     itself. With https a certificate proves where it came to; for http:// a `Forwarder` judges where a host leads, and
@@ -197,11 +198,11 @@ class Stores:
         """`origins`: those that are paused, as others know them too."""
         self.origins = origins
         self._forwarders: dict[tuple[str, int], Forwarder] = {}
-        self._open: OrderedDict[_Key, tuple[Secret | None, ObjectStore]] = OrderedDict()
+        self._open: OrderedDict[_Key, tuple[_Opening, ObjectStore]] = OrderedDict()
         self._mutex = Lock()
 
     def store(self, uri: SourceUri, held: HeldCredential | None) -> ObjectStore:
-        """The store behind a URI, opened with the secret as it is now. Raises as `open_store` does.
+        """The store behind a URI, opened with secret and options as they are now. Raises as `open_store` does.
 
         Raises:
             ArtifactError: ``address_not_allowed`` too.
@@ -209,10 +210,10 @@ class Stores:
         endpoint = _plain_endpoint(held)
         if endpoint is not None:
             check_leads(*endpoint)
-        key, secret = _key(uri, held), held.secret() if held is not None else None
+        key, opening = _key(uri, held), _opening(held)
         with self._mutex:
             found = self._open.get(key)
-            if found is not None and found[0] == secret:
+            if found is not None and found[0] == opening:
                 self._open.move_to_end(key)
                 return found[1]
         return self.reopened(uri, held)
@@ -221,7 +222,7 @@ class Stores:
         """The store behind a URI, instead of the one that was kept. Raises as `open_store` does."""
         key, opened = _key(uri, held), open_store(uri, held, proxy=self._proxy(_plain_endpoint(held)))
         with self._mutex:
-            self._open[key] = (held.secret() if held is not None else None, opened)
+            self._open[key] = (_opening(held), opened)
             self._open.move_to_end(key)
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
@@ -249,6 +250,11 @@ def _plain_endpoint(held: HeldCredential | None) -> tuple[str, int] | None:
     """Host and port of an endpoint without TLS."""
     url = urlsplit((held.store.endpoint if held is not None else None) or "")
     return (url.hostname or "", url.port or 80) if url.scheme == "http" else None
+
+
+def _opening(held: HeldCredential | None) -> _Opening:
+    """What a store is opened with."""
+    return (held.secret(), held.store) if held is not None else (None, StoreOptions())
 
 
 def _key(uri: SourceUri, held: HeldCredential | None) -> _Key:

@@ -288,6 +288,24 @@ def test_stores_are_told_apart_by_scheme_bucket_and_credential(stores, hold, mon
     assert stores.store(parse_source("s3://bucket/a"), None) is newest
 
 
+def test_a_store_whose_address_was_corrected_is_opened_there(stores, hold):
+    """R8: as it is asked for where it cannot be reached; the secret may be the same, or none."""
+    first, there, region = (
+        stores.store(parse_source("s3://bucket/a"), hold(None, "one", **options))
+        for options in (
+            {"endpoint": "https://wrong.test"},
+            {"endpoint": "https://right.test"},
+            {"endpoint": "https://right.test", "region": "eu-west-1"},
+        )
+    )
+    assert [one.config["endpoint"] for one in (first, there, region)] == [
+        "https://wrong.test",
+        *["https://right.test"] * 2,
+    ]
+    assert region.config["region"] == "eu-west-1"
+    assert len(stores._open) == 1
+
+
 def test_sixteen_stores_are_kept_and_the_one_that_was_used_longest_ago_goes(stores):
     """R16 bounded: each has connections of its own."""
     first, second, _, third, *_ = [stores.store(parse_source(f"s3://bucket{number}/a"), None) for number in range(16)]
