@@ -115,7 +115,7 @@ def _ipp_configmap(pools: Pools) -> ExportedConfig:
     for pool in pools:
         names = sorted({model for one in pool.adapters for model in one.models.values()})
         data = {"baseModel": pool.base_models[0], "adapters": _yaml(names) if names else "[]\n"}
-        metadata = {"name": f"loraplane-{pool.name}".lower(), "labels": {_IPP_LABEL: "true"}}
+        metadata = {"name": _object_name(pool), "labels": {_IPP_LABEL: "true"}}
         text = _yaml({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
         if len(text.encode()) > MAX_CONFIG_BYTES:
             notes.append(f"{pool.name}: more than the {MAX_CONFIG_BYTES} bytes of a ConfigMap; it is left out")
@@ -128,12 +128,17 @@ def _model_rewrite(pools: Pools) -> ExportedConfig:
     documents = list[str]()
     for pool in pools:
         rules = list(_rewrites(pool))
-        metadata = {"name": f"loraplane-{pool.name}".lower()}
+        metadata = {"name": _object_name(pool)}
         reference = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": pool.name}
         spec = {"poolRef": reference, "rules": rules}
         kind = {"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceModelRewrite"}
         documents += [_yaml({**kind, "metadata": metadata, "spec": spec})] if rules else []
     return ExportedConfig("---\n".join(documents))
+
+
+def _object_name(pool: ExportedPool) -> str:
+    """The name of a pool's object in Kubernetes, which knows no capitals and no underscores."""
+    return f"loraplane-{pool.name}".lower().replace("_", "-")
 
 
 def _rewrites(pool: ExportedPool) -> Iterator[dict[str, object]]:

@@ -52,6 +52,12 @@ def test_endpoints_for_llm_d_are_addresses():
     assert "--advertise-url" in note
 
 
+@pytest.mark.parametrize("form", [ExportFormat.IPP_CONFIGMAP, ExportFormat.INFERENCE_MODEL_REWRITE])
+def test_an_object_has_a_name_that_kubernetes_takes(form):
+    pool = ExportedPool("Qwen_2.5", ("b",), (), (ExportedAdapter("a", {"r": "a@1"}),))
+    assert yaml.safe_load(export_as(form, [pool]).text)["metadata"]["name"] == "loraplane-qwen-2.5"
+
+
 def test_the_port_of_plain_http_is_80():
     pool = ExportedPool("p", ("b",), (ExportedReplica("r", "http://10.0.0.1"),), ())
     [endpoint] = yaml.safe_load(export_as(ExportFormat.LLM_D_ENDPOINTS, [pool]).text)["endpoints"]
