@@ -140,6 +140,10 @@ SEEN_BY = """async () => {
     fleet.take("pool", { name: "p", shows_replicas: !!rows, absent: [] });
     look();
   }
+  fleet.take("gone", { pools: ["p"] });
+  look();
+  fleet.take("health", { ready: false, reason: "etcd", pools: [], principal: "a" });
+  look();
   return told;
 }"""
 
@@ -150,8 +154,9 @@ async def test_nothing_is_said_to_be_well_that_is_not_known_or_not_to_be_seen(tr
     told = await page.do("eval", script=SEEN_BY)
     said = [[text in one for text in SAYS_ALL_IS_WELL] for one in told]
     no, yes = False, True
-    assert said == [[no] * 4, [no] * 4, [yes, no, no, no], [yes, no, yes, yes], [yes] * 4]
-    assert ["Loading" in one for one in told] == [yes, yes, no, no, no]
+    seen = [[yes, no, no, no], [yes, no, yes, yes], [yes] * 4, [yes] * 4]
+    assert said == [[no] * 4, [no] * 4, *seen, [no] * 4]
+    assert ["Loading" in one for one in told] == [yes, yes, no, no, no, no, yes]
 
 
 async def test_times_go_on_while_nothing_is_heard(troubled, page):

@@ -129,7 +129,7 @@ export function adapterView({ fleet, name, query, again }) {
       const at = found(fleet, "adapters", name, wanted);
       if (!at) {
         drawn = null;
-        head.replaceChildren(el("p", { text: fleet.health ? "There is no adapter of this name, or none that you may see." : "Loading…" }));
+        head.replaceChildren(el("p", { text: fleet.isKnown() ? "There is no adapter of this name, or none that you may see." : "Loading…" }));
         return;
       }
       const { pool, row } = at;

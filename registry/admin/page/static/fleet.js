@@ -274,7 +274,7 @@ export function fleetView({ fleet, search, again }) {
     update() {
       const matches = matcher(search.value);
       const pools = [...fleet.pools.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
-      none.textContent = pools.length ? "" : fleet.health ? "There is no pool, or none that you may see." : "Loading…";
+      none.textContent = pools.length ? "" : fleet.isKnown() ? "There is no pool, or none that you may see." : "Loading…";
       for (const [name, one] of sections)
         if (!fleet.pools.has(name)) {
           one.root.remove();

@@ -44,7 +44,7 @@ export function nowView({ fleet }) {
         link("replica", pool, row.name), ` of ${pool} is not ready`, row.note ? `: ${row.note}` : "",
       ]);
       // That nothing is wrong is said of what is known, and seen by whoever looks.
-      const known = fleet.health?.pools.every((name) => fleet.pools.get(name)?.told);
+      const known = fleet.isKnown();
       const seen = pools.every((pool) => pool.told?.shows_replicas);
       const whole = replicas.every(({ row }) => "held" in row || !("engine" in row));
       const well = (text, shown) => (!known ? "Loading…" : shown ? text : "You may not see all of it.");

@@ -86,7 +86,7 @@ export function replicaView({ fleet, name, query, again }) {
                 ["Sidecar", gone.version],
                 ["Revision", gone.revision || null],
               ]))
-            : el("p", { text: fleet.health ? "There is no replica of this name, or none that you may see." : "Loading…" }),
+            : el("p", { text: fleet.isKnown() ? "There is no replica of this name, or none that you may see." : "Loading…" }),
         );
         return;
       }

@@ -38,6 +38,12 @@ export class Fleet {
     this.changes = 0;
   }
 
+  // True once all pools were told; while etcd is away, of those that were.
+  isKnown() {
+    const health = this.health;
+    return !!health && (health.ready || this.pools.size > 0) && health.pools.every((name) => this.pools.get(name)?.told);
+  }
+
   pool(name) {
     if (!this.pools.has(name))
       this.pools.set(name, { name, told: null, adapters: new Map(), coming: null, replicas: new Map() });
@@ -49,8 +55,10 @@ export class Fleet {
     if (kind === "adapters") this.takeAdapters(told);
     else if (kind === "replicas") this.takeReplicas(told);
     else if (kind === "pool") Object.assign(this.pool(told.name), { told });
-    else if (kind === "gone") told.pools.forEach((name) => this.pools.delete(name));
-    else if (kind === "health") {
+    else if (kind === "gone") {
+      told.pools.forEach((name) => this.pools.delete(name));
+      if (this.health) this.health.pools = this.health.pools.filter((name) => !told.pools.includes(name));
+    } else if (kind === "health") {
       this.health = told;
       for (const name of [...this.pools.keys()]) if (told.ready && !told.pools.includes(name)) this.pools.delete(name);
     }
