@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from registry.lora.digest import FILES
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref
 
 PROJECT = Path(__file__).parents[3]
@@ -41,3 +42,23 @@ async def test_an_adapter_comes_out_of_mlflows_registry(open_store, tmp_path, mo
     store = open_store("mlflow-model:///sql", "mlflow-model:///sql@best", fetchers=(f"mlflow-model={FETCH}",))
     staged = await store.ensure(ref(f"mlflow-model:///{named}"))
     assert content(staged.path) == (CONFIG, WEIGHTS)
+
+
+MLFLOW_OF_ONE_MODEL = """#!/bin/sh
+while [ "$1" != --dst-path ]; do shift; done
+mkdir -p "$2/artifacts/peft" && touch "$2/MLmodel"
+for name in adapter_config.json adapter_model.safetensors model.sig; do echo "$name" >"$2/artifacts/peft/$name"; done
+"""
+
+
+def test_what_lies_in_a_folder_of_its_own_comes_to_the_top_with_its_signature(tmp_path, monkeypatch):
+    """As MLflow logs a model of transformers with its code."""
+    programs, fetched = tmp_path / "bin", tmp_path / "fetched"
+    programs.mkdir()
+    fetched.mkdir()
+    (programs / "mlflow").write_text(MLFLOW_OF_ONE_MODEL)
+    (programs / "mlflow").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    subprocess.run([FETCH, "mlflow-model:///sql/1", str(fetched)], check=True, timeout=60)
+    files = {file.name: file.read_text() for file in fetched.iterdir() if file.is_file()}
+    assert files == {"MLmodel": ""} | {name: f"{name}\n" for name in ("model.sig", *FILES)}
