@@ -24,16 +24,12 @@ def source_of(written: str, rewrites: Mapping[str, str]) -> str:
         SourceUriError: there is no such source here; the message holds no secret.
         SourceLeavesTree: it is a path with ``..`` in it.
     """
-    begun = max((one for one in rewrites if written.startswith(one)), key=len, default=None)
-    if begun is not None:
-        written = rewrites[begun] + written.removeprefix(begun)
-    for theirs, ours in _SCHEMES.items():
-        if written.startswith(theirs):
-            written = ours + written.removeprefix(theirs)
-    if written.startswith("/"):
-        written = f"file://{quote(written)}"
-    elif _REPOSITORY.fullmatch(written):
-        written = f"hf://{written}"
+    for form in (written, _as_uri(written)):
+        begun = max((one for one in rewrites if form.startswith(one)), key=len, default=None)
+        if begun is not None:
+            written = rewrites[begun] + form.removeprefix(begun)
+            break
+    written = _as_uri(written)
     if written.startswith("file://"):
         return _file(written)
     try:
@@ -41,6 +37,16 @@ def source_of(written: str, rewrites: Mapping[str, str]) -> str:
     except SourceUriError as error:
         raise SourceUriError(f"{error}; {_REWRITE}") from error
     return written
+
+
+def _as_uri(written: str) -> str:
+    """The same as a URI in our schemes, where it is known what it stands for."""
+    for theirs, ours in _SCHEMES.items():
+        if written.startswith(theirs):
+            written = ours + written.removeprefix(theirs)
+    if written.startswith("/"):
+        return f"file://{quote(written)}"
+    return f"hf://{written}" if _REPOSITORY.fullmatch(written) else written
 
 
 def _file(uri: str) -> str:

@@ -290,3 +290,14 @@ def test_nothing_is_to_be_deleted_whose_name_no_adapter_can_have():
     found = imported("lora-syncer", syncer("one", exist="sql", gone="x; rm -rf ."))
     assert (list(summary(found)), found.gone) == (["sql"], ())
     assert "'x; rm -rf .' is left out" in found.notes[-1]
+
+
+@pytest.mark.parametrize("written", ["acme/sql", "hf://acme/sql", "huggingface://acme/sql"])
+@pytest.mark.parametrize("named", ["hf://acme/sql", "acme/sql"])
+def test_a_commit_is_put_to_a_repository_however_it_is_written(written, named):
+    """As docs/coming-from.md says it, also where the other system writes no scheme, or another one."""
+    models = {"models": [{"id": "sql", "source": written}]}
+    text = yaml.safe_dump({"vLLMLoRAConfig": {"defaultBaseModel": "one", "ensureExist": models}})
+    found = imported("lora-syncer", text, rewrites={named: f"hf://acme/sql@{COMMIT}"})
+    is_named_so = named == written or named.startswith("hf:")
+    assert [uri for _, uri, _ in summary(found).values()] == ([f"hf://acme/sql@{COMMIT}"] if is_named_so else [])
