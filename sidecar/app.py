@@ -15,7 +15,7 @@ import structlog
 
 from registry.runtime.process import Supervisor
 from sidecar.desired.assignment import Assigner
-from sidecar.desired.journal import Journal
+from sidecar.desired.journal import Journal, SnapshotUnread
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.watcher import Watcher
@@ -34,7 +34,7 @@ from sidecar.resolver.resolver import Means, Resolver
 from sidecar.resolver.server import SocketUnusable
 
 _log = structlog.get_logger()
-_FATAL = (ReplicaTaken, SocketUnusable)
+_FATAL = (ReplicaTaken, SocketUnusable, SnapshotUnread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Sidecar:
     supervisor: Supervisor
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Takes up what the process before left, and starts everything."""
+        """Takes up what the process before left, and starts everything. Raises OSError, SnapshotUnread."""
         ports, presence, reporting = self.ports, self.ports.presence, self.reporting
         ports.store.take_over()
         # What tells a log apart from those of other replicas, of other stores, and of the process before.

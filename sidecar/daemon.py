@@ -52,6 +52,7 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
         NoDriver: see `registry.runtime.engine_drivers`.
         SocketUnusable: see `sidecar.resolver.server`.
         ReplicaTaken: see `sidecar.report.writer`.
+        SnapshotUnread: at start.
     """
     state = settings.store / "state" / settings.replica
     tls = tls_as_told(settings.http_tls())
@@ -80,6 +81,7 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
     except* _Ended:
         _log.info("stopped")
     finally:
+        listener.close()  # the port may not have begun to serve
         store.close()
         await ports.engine.aclose()
         await ports.client.aclose()

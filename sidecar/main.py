@@ -14,12 +14,13 @@ import structlog
 from registry.runtime import tracing
 from registry.runtime.engine_drivers import NoDriver
 from registry.runtime.flags import read_settings
-from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
+from registry.runtime.process import EXIT_INTERNAL, EXIT_USAGE, configure_logging, on_stop_signal, supervise
 from registry.runtime.program import needs_extra, open_standard_streams, raise_descriptor_limit, spare_collector
 
 with needs_extra("loraplane-sidecar", "sidecar"):
     from registry.runtime.http import CannotListen
     from sidecar.daemon import StoreUnusable, run
+    from sidecar.desired.journal import SnapshotUnread
     from sidecar.ownership import ReplicaTaken
     from sidecar.resolver.server import SocketUnusable
     from sidecar.settings import SidecarSettings
@@ -34,6 +35,7 @@ EXITS = {
     NoDriver: EXIT_USAGE,
     SocketUnusable: EXIT_USAGE,
     ReplicaTaken: EXIT_REPLICA_TAKEN,
+    SnapshotUnread: EXIT_INTERNAL,
 }
 
 

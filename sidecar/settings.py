@@ -148,7 +148,12 @@ class SidecarSettings(DaemonSettings):
         if value is None:
             return None
         url = urlsplit(value)
-        if url.scheme not in {"http", "https"} or not url.hostname:
+        if "@" in url.netloc:
+            raise ValueError(
+                "leave user and password out of the URL, which logs and statuses tell; a key stands in a file: "
+                "--engine-api-key-file"
+            )
+        if url.scheme not in {"http", "https"} or not url.hostname or url.port == 0:  # raises ValueError: it is none
             raise ValueError(f"{value!r} is not a URL of an engine, such as http://127.0.0.1:8000")
         return value.rstrip("/")
 

@@ -297,9 +297,11 @@ class Supervisor:
         return pause
 
     def survives(self, part: str, work: Callable[[], None]) -> bool:
-        """Runs something once that is done without if it fails; False: it did."""
+        """Runs something once that is done without if it fails; False: it did. Raises `fatal` errors."""
         try:
             work()
+        except self._fatal:
+            raise
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(part, error)
             return False

@@ -4,7 +4,7 @@ Files in `directory`: ``snapshot-<n>`` (a base) and ``journal-<n>`` (what came a
 newest whole base and the journals of consecutive numbers from its own on, and appends to the last of them; a number is
 skipped where an entry could not be written, so that nothing is ever folded in after a gap. Only the last journal has
 bytes that a power cut may take, for what is missing at the end of one before it would not show. No file can prevent a
-boot: what is damaged is left out.
+boot: what is damaged is left out. What cannot be read for want of descriptors is not damaged: there is no boot without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import BinaryIO
 import structlog
 
 from registry.runtime.failpoints import Point, hit
-from registry.runtime.local_files import make_way, open_file, sync_directory
+from registry.runtime.local_files import is_shortage, make_way, open_file, sync_directory
 from sidecar.desired.snapshot import (
     Entry,
     SnapshotBase,
@@ -51,6 +51,10 @@ class Restored:
     entries: tuple[Entry, ...]
 
 
+class SnapshotUnread(Exception):
+    """Descriptors or memory are short, so that the snapshot cannot be read now; without it a boot goes back in time."""
+
+
 class Journal:
     """The snapshot of one replica. One task owns it."""
 
@@ -67,10 +71,11 @@ class Journal:
         self._has_gap = False
 
     def restore(self, pool: str) -> Restored | None:
-        """Reads what an earlier process left; None if there is nothing whole of this pool."""
+        """Reads what an earlier process left; None if there is nothing whole of this pool. Raises SnapshotUnread."""
         try:
             files = self._files()
         except OSError as error:
+            _check_shortage(error)
             _log.warning("snapshot_unreadable", error=str(error))
             return None
         self._number = max(files["snapshot"] + files["journal"], default=0)
@@ -246,6 +251,7 @@ class Journal:
                 base = decode_base(_lines(file))
                 self._base_bytes = file.tell()
         except (OSError, SnapshotDamaged) as error:
+            _check_shortage(error)
             _log.warning("snapshot_damaged", file=f"snapshot-{number}", error=str(error))
             return None
         return base
@@ -263,9 +269,16 @@ class Journal:
             # Of what came after one that is missing, or whose entries were to be in a base, nothing may be folded in.
             self._has_gap = number < self._number
         except (OSError, SnapshotDamaged) as error:
+            _check_shortage(error)
             _log.warning("journal_damaged", file=f"journal-{number}", error=str(error))
             self._has_gap = True
         return tuple(entries)
+
+
+def _check_shortage(error: Exception) -> None:
+    """Raises SnapshotUnread: the error says nothing of the file."""
+    if isinstance(error, OSError) and is_shortage(error):
+        raise SnapshotUnread(f"the snapshot in --store cannot be read now: {error.strerror}") from error
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

@@ -145,7 +145,7 @@ class PoolCache:
         return replace(snapshot, pool=pool, pool_read=True, pool_refusal="")
 
     def restore(self) -> None:
-        """Takes up the snapshot on disk, without acting upon it yet."""
+        """Takes up the snapshot on disk, without acting upon it yet. Raises SnapshotUnread."""
         if (restored := self.journal.restore(self.pool)) is None:
             _log.info("snapshot_absent", pool=self.pool)
             return

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from registry.runtime.failpoints import Point, handling
 from sidecar.desired import journal as journal_module
-from sidecar.desired.journal import Journal
+from sidecar.desired.journal import Journal, SnapshotUnread
 from sidecar.desired.packing import RawRecord
 from sidecar.desired.snapshot import (
     AdaptersChanged,
@@ -428,6 +428,28 @@ async def test_what_the_disk_refuses_is_no_reason_to_end(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         breaks(patch, "journal-3")
         assert restored(blocked) == (base(2), (), True)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("name", ["", "snapshot-1", "journal-1"])
+def test_without_descriptors_nobody_boots_from_less_than_there_is(tmp_path, journal, monkeypatch, name, number):
+    """R1, R13, R15: what is served would be what was so before, or whatever is listed; and the next boot sees all."""
+    journal.append(change(2))
+    short, whole = OSError(number, os.strerror(number)), journal_module.open_file
+
+    def opened(path, *, max_bytes):
+        if path.name == name:
+            raise short
+        return whole(path, max_bytes=max_bytes)
+
+    with monkeypatch.context() as patch, closing(Journal(tmp_path)) as second:
+        patch.setattr(journal_module, "open_file", opened)
+        if not name:
+            patch.setattr(Path, "iterdir", failing(short))
+        with pytest.raises(SnapshotUnread, match=os.strerror(number)):
+            second.restore("p")
+    assert names(tmp_path) == ["journal-1", "snapshot-1"]
+    assert restored(tmp_path) == (base(1), (change(2),), False)
 
 
 class Ours(Exception):

@@ -6,7 +6,7 @@ import asyncio
 import random
 from contextlib import closing
 from itertools import pairwise
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import structlog.testing
@@ -55,6 +55,8 @@ def test_what_is_fatal_ends_the_process(scene):
     for kept in (lambda: scene.supervisor.keep("feed", work), lambda: scene.supervisor.paced("loop", round_)):
         with pytest.raises(Fatal):
             play(kept)
+    with pytest.raises(Fatal):
+        scene.supervisor.survives("snapshot", Mock(side_effect=Fatal))
     assert not scene.counted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import shutil
 import socket
@@ -26,6 +27,8 @@ from sidecar.artifacts.proof import Trust
 from sidecar.artifacts.signing.signatures import read_keys, read_signature_policy
 from sidecar.artifacts.store import LocalStore
 from sidecar.daemon import StoreUnusable, run
+from sidecar.desired.journal import Journal, SnapshotUnread
+from sidecar.desired.snapshot import SnapshotBase
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.ownership import HostLock, ReplicaTaken
 from sidecar.plan.readiness import ReadyRule
@@ -111,6 +114,19 @@ def noted(monkeypatch: pytest.MonkeyPatch, part: type, name: str) -> list[bool]:
 
     monkeypatch.setattr(part, name, call)
     return calls
+
+
+async def test_a_sidecar_that_has_no_descriptors_for_its_snapshot_ends_before_it_does_anything(tmp_path, monkeypatch):
+    """R1, R12: whoever starts it again has the snapshot as it was."""
+    state = tmp_path / "store" / "state" / "r1"
+    with contextlib.closing(Journal(state)) as journal:
+        await journal.rewrite(SnapshotBase("p", 5, 1))
+    monkeypatch.setattr("sidecar.desired.journal.open_file", Mock(side_effect=OSError(errno.ENFILE, "none is left")))
+    with pytest.raises(ExceptionGroup) as ended:
+        async with asyncio.timeout(60):
+            await run(settings(tmp_path), asyncio.Event())
+    assert ended.group_contains(SnapshotUnread, match="none is left")
+    assert sorted(path.name for path in state.iterdir()) == ["journal-1", "lock", "snapshot-1"]
 
 
 async def ask(path: Path) -> dict[str, object]:

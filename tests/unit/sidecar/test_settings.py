@@ -57,6 +57,10 @@ def read(changes: dict[str, str]) -> SidecarSettings:
         ({"--pool": ".."}, ["--pool", "not a name"]),
         ({"--engine": "ftp://e"}, ["engine", "http://"]),
         ({"--engine": "http://"}, ["engine", "http://"]),
+        ({"--engine": "http://127.0.0.1:80000"}, ["--engine", "Port out of range"]),
+        ({"--engine": "http://127.0.0.1:http"}, ["--engine", "Port", "'http'"]),
+        ({"--engine": "http://127.0.0.1:0"}, ["--engine", "http://127.0.0.1:8000"]),
+        ({"--advertise-url": "http://10.0.0.1:80000"}, ["--advertise-url", "Port out of range"]),
         ({"--engine-kind": "dynamo"}, ["--engine-kind", "'dynamo'", "axolotl, pegainfer, sglang, vllm"]),
         ({"--engine-kind": "axolotl"}, ["axolotl does not tell its --max-lora-rank", "--engine-max-rank"]),
         ({"--frob": "x"}, ["unrecognized arguments: --frob x", "--help"]),
@@ -68,6 +72,16 @@ def test_a_wrong_one_is_one_line_that_names_it(capsys, changes, words):
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("flag", ["--engine", "--advertise-url"])
+@pytest.mark.parametrize("user", ["me:hunter2", "hunter2"])
+def test_no_credential_of_an_engine_is_in_its_url(capsys, flag, user):
+    """X1 secret-free: the URL stands in statuses, presences and logs; nor is it in the refusal."""
+    with pytest.raises(SystemExit):
+        read({flag: f"http://{user}@127.0.0.1:8000"})
+    said = capsys.readouterr().err
+    assert (f"{flag}: " in said, "--engine-api-key-file" in said, "hunter2" in said) == (True, True, False)
 
 
 def test_what_is_not_said_is_as_the_page_of_flags_says():
