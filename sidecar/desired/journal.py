@@ -4,7 +4,7 @@ Files in `directory`: ``snapshot-<n>`` (a base) and ``journal-<n>`` (what came a
 newest whole base and the journals of consecutive numbers from its own on, and appends to the last of them; a number is
 skipped where an entry could not be written, so that nothing is ever folded in after a gap. Only the last journal has
 bytes that a power cut may take, for what is missing at the end of one before it would not show. No file can prevent a
-boot: what is damaged is left out. What cannot be read for want of descriptors is not damaged: there is no boot without it.
+boot: what is damaged is left out. What cannot be read for want of descriptors is not: there is no boot without it.
 """
 
 from __future__ import annotations
