@@ -50,13 +50,14 @@ def needed_names(
     common = {one.key: _selector(one) for one in plan.chosen.wanted}
     selectors = {selector for selector in common.values() if selector is not None}
     served = {selector for selector in selectors if need_of_common([selector], others) is Need.NOTHING}
+    undecided = {key for _, key in plan.chosen.undecided}
 
     def is_needed(name: str) -> bool:
         if (handoff := leaving.get(name)) is not None:
             verdict = verdicts.get(handoff, Waiting())
             return not (isinstance(verdict, Taken) or verdict.elsewhere)
         key = key_of(name)
-        return key in common and common[key] not in served
+        return key in undecided or (key in common and common[key] not in served)
 
     return frozenset(name for name in listed if is_needed(name))
 

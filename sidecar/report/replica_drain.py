@@ -145,8 +145,13 @@ class ReplicaDrain:
             await self._until_changed()
 
     async def _hide_others(self, engine: HidesNames, now: float, told_at: float) -> float:
-        """Has all left out that others serve, unless the engine was just told so; gives when it was told last."""
+        """Has all left out that others serve, unless the engine was just told so; gives when it was told last.
+
+        While that is not known, it is told what it was told before.
+        """
         process, shown = self._process, await self._needed_names()
+        if shown is None:
+            return told_at
         is_known = shown == self._shown and process in {"", self._told_to}
         if is_known and now - told_at < HIDE_AGAIN_SECONDS:
             return told_at
@@ -173,11 +178,11 @@ class ReplicaDrain:
             seconds = LOOK_SECONDS if self._cause is not None else HIDE_AGAIN_SECONDS
         await heard_within(seconds, self._changed)
 
-    async def _needed_names(self) -> frozenset[str]:
-        """Names in the engine's list that no other replica is known to serve."""
+    async def _needed_names(self) -> frozenset[str] | None:
+        """Names in the engine's list that no other replica is known to serve; None: not known, nor told before."""
         observed, plan = self._cache.report.situation.observed, self._plan()
         if observed is None or plan is None:
-            return frozenset()
+            return self._shown
         try:
             others = await self._handoffs.others(self._replica) if common_selectors(plan) else []
         except EtcdError:
@@ -278,7 +283,7 @@ class ReplicaDrain:
         return snapshot.connected and bool(others) and plan is not None and has_placed(plan)
 
     def _plan(self) -> Plan | None:
-        """The newest plan; None: the engine is away, so that nothing is served here."""
+        """The newest plan; None: the engine is away, so that nothing is served here, or it is not known what is to be."""
         situation = self._cache.report.situation
         return situation.plan if situation.observed is not None else None
 
@@ -299,7 +304,8 @@ class ReplicaDrain:
         """The need for what only some replicas serve."""
         plan = self._plan()
         if plan is None:
-            return Need.NOTHING
+            is_away = self._cache.report.situation.observed is None
+            return Need.NOTHING if is_away else Need.TAKEOVER
         is_known = plan.is_out or (plan.among == NOBODY and not plan.chosen.undecided)
         if not (is_known and self._writer.is_leave_known):
             return Need.TAKEOVER

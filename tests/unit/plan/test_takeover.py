@@ -49,6 +49,8 @@ def test_what_is_handed_over_stays_until_one_who_is_to_serve_it_does(verdict: Ha
 
 def test_all_of_it_stays_before_it_is_known_who_takes_it():
     assert needed_names(BEFORE, LISTED, {}, [IN_X]) == {"one@1"}
+    undecided = replace(OUT, leaving=(), chosen=Selection(adapters=(ALL, HERE), undecided=(ONE.rank,)))
+    assert needed_names(undecided, LISTED, {}, [IN_X]) == {"one@1"}, "nor who lives"
 
 
 def test_what_all_serve_stays_while_none_of_them_is_ready():

@@ -568,6 +568,7 @@ class HidingEngine:
 async def test_the_engines_list_is_without_adapters_while_the_replica_drains():
     """R20: a router that polls it, and nothing else, hears of the drain too; and of its end, until it has heard."""
     scene, engine = Scene(), HidingEngine(*[Done()] * 3, Unknown("lost"))
+    scene.plan(PLAN, "all")
     work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
     await asyncio.sleep(60)
     assert engine.told == []
@@ -602,6 +603,27 @@ async def test_what_nobody_else_serves_stays_in_the_engines_list():
     scene.around = EtcdError("no answer")
     await asyncio.sleep(10)
     assert {"all", "here"} in engine.kept[4:], "nobody is known to serve it any more"
+    work.cancel()
+
+
+@virtual
+async def test_nothing_leaves_the_list_before_it_is_known_what_others_serve():
+    """R20, R24: a sidecar that begins to drain at its start, with an engine that serves; and one that loses sight."""
+    scene, engine = Scene(), HidingEngine()
+    scene.around = [replace(READY, ready=False)]
+    work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
+    scene.drain.begin(DrainCause.OPERATOR)
+    await asyncio.sleep(10)
+    scene.plan(None, "all", "here")
+    await asyncio.sleep(10)
+    assert (engine.kept, await scene.drain.wait(0)) == ([], Need.TAKEOVER)
+    scene.plan(PLAN, "all", "here")
+    await asyncio.sleep(1)
+    assert engine.kept == [{"all", "here"}]
+    scene.plan(None, is_seen=False)
+    await asyncio.sleep(10)
+    assert engine.kept == [{"all", "here"}] * 2, "it is told so again, or would list all others before long"
+    assert await scene.drain.wait(0) is Need.NOTHING, "it is away"
     work.cancel()
 
 
