@@ -283,7 +283,7 @@ class ReplicaDrain:
         return snapshot.connected and bool(others) and plan is not None and has_placed(plan)
 
     def _plan(self) -> Plan | None:
-        """The newest plan; None: the engine is away, so that nothing is served here, or it is not known what is to be."""
+        """The newest plan; None: the engine is away, so nothing is served here, or what is desired is not known."""
         situation = self._cache.report.situation
         return situation.plan if situation.observed is not None else None
 
