@@ -43,6 +43,8 @@ ANY_PROCESS = "external KV cache"
 # As read in vLLM 0.32: these keep what was computed by vLLM's own key, which has an adapter's name and path. All others
 # have keys of their own, or hand it to another engine, which may have other weights under the name.
 _KEYED_BY_PATH = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"})
+# Of these what does not end with the process. Before vLLM's own key had the path, it had the name alone.
+_SHARED = frozenset({"MooncakeStoreConnector"})
 # These keep it by tokens alone (vllm #44250, LMCache #2961).
 _KEYED_BY_TOKENS = frozenset({"LMCacheConnectorV1", "LMCacheMPConnector", "HF3FSKVConnector", "ExampleConnector"})
 _UNNAMED = "a KV connector that it does not name"
@@ -133,7 +135,7 @@ class VllmProcess:
     @property
     def past_of(self) -> str | None:
         """Process whose past decides what a name may get; None: it does not matter."""
-        return self.incarnation if self.remembers_names else ANY_PROCESS if self._unsafe_connectors else None
+        return ANY_PROCESS if self._unsafe_connectors else self.incarnation if self.remembers_names else None
 
     @property
     def no_swap(self) -> str:
@@ -154,7 +156,8 @@ class VllmProcess:
         told = self.about.kv_connectors if self.about else None
         if told is None:
             return (_UNNAMED,) if self.has_external_kv else ()
-        return tuple(name for name in told if name not in _KEYED_BY_PATH)
+        safe = _KEYED_BY_PATH - _SHARED if self.remembers_names else _KEYED_BY_PATH
+        return tuple(name for name in told if name not in safe)
 
     def _hazards(self) -> Iterator[EngineHazard]:
         """Hazards of a swap; with any of them, names keep the weights that they have."""

@@ -34,8 +34,13 @@ def test_connectors_that_may_know_names_alone_and_the_rust_frontend_forbid_swaps
 def test_what_a_connector_keeps_outlives_the_process():
     """So that a restart does not make a name free for other weights; elsewhere it does."""
     assert process(has_external_kv=True).past_of == ANY_PROCESS
-    assert process(version="0.30.0", has_external_kv=True).past_of == "e1"
+    assert process(version="0.30.0", has_external_kv=True).past_of == ANY_PROCESS, "whatever itself remembers"
     assert process().past_of is None
+    assert process(version="0.30.0").past_of == "e1"
+    in_memory, shared = (About(kv_connectors=(name,)) for name in ("OffloadingConnector", "MooncakeStoreConnector"))
+    assert process(in_memory, "0.30.0").past_of == "e1"
+    assert process(shared, "0.30.0").past_of == ANY_PROCESS, "by a key that has no path yet"
+    assert process(shared).past_of is None
     assert process(is_rust=True).past_of is None
 
 
