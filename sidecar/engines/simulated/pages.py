@@ -44,7 +44,7 @@ def version(engine: SimulatedVllm) -> dict[str, str]:
 def metrics(engine: SimulatedVllm) -> str:
     """/metrics, the part of it that a control plane reads."""
     labels = f'engine="0",model_name="{engine.options.served_model_name}"'
-    queries = engine.tokens if engine.options.kv_connectors else 0
+    queries = engine.prompt_tokens if engine.options.kv_connectors else 0
     lines = [
         "# TYPE process_start_time_seconds gauge",
         f"process_start_time_seconds {engine.started_at!r}",

@@ -47,6 +47,7 @@ from sidecar.engines.vllm.process import (
     examine,
     hide,
     load_call,
+    may_know_kv,
     says_paused,
     shown,
     unload_call,
@@ -435,8 +436,8 @@ class VllmEngine:
         if process is None or process.incarnation != metrics.incarnation:
             process = await examine(self._http, metrics, self._deadlines.probe_seconds)
             self._said_paused = ""
-        if metrics.has_external_kv and not process.has_external_kv:
-            process = replace(process, has_external_kv=True)
+        if (is_external := may_know_kv(metrics, self._past)) != process.has_external_kv:
+            process = replace(process, has_external_kv=is_external)
         if process.may_tell_coverage:
             process = await with_evidence(self._http, process, self._deadlines.probe_seconds)
         if process.may_tell_base:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from registry.lora.coverage.findings import EngineEvidence
 from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
-from sidecar.engines.driver import EngineError, EngineUnusable
+from sidecar.engines.driver import EngineError, EngineUnreachable, EngineUnusable
+from sidecar.engines.load_ledger import LoadLedger
 from sidecar.engines.observed import (
     AlreadyThere,
     Done,
@@ -57,7 +58,7 @@ class VllmProcess:
     `evidence`: what it says that it applies of adapters; None: it did not say it, however often it was `asked`.
     `base`: what it says of its base model; `base_asked`: how often it was asked in vain.
     `pause_pages`: what it can be asked whether it is paused. `is_rust`: its frontend is the one without plugins.
-    `has_external_kv`: its metrics say so.
+    `has_external_kv`: its metrics say so, or, until it had a request, those of a process before it did.
     """
 
     incarnation: str
@@ -219,6 +220,20 @@ async def examine(http: VllmHttp, metrics: answers.VllmMetrics, seconds: float) 
         pause_pages=tuple([path for path in answers.PAUSE_PAGES if await _is_there(http, path)]),
         is_rust=answers.has_rust_frontend(body),
     )
+
+
+def may_know_kv(metrics: answers.VllmMetrics, past: LoadLedger) -> bool:
+    """True if a process may know what one before it computed; before its first request it says so if that one did.
+
+    Raises:
+        EngineUnreachable: it cannot be read what that one said.
+    """
+    if metrics.has_external_kv is not None:
+        return metrics.has_external_kv
+    try:
+        return bool(past.of(ANY_PROCESS))
+    except OSError as error:
+        raise EngineUnreachable(f"what the engine had cannot be read: {error}") from error
 
 
 async def _is_there(http: VllmHttp, path: str) -> bool:

@@ -54,6 +54,7 @@ _AWAKE = re.compile(r'\bsleep_state="awake"')
 _TRANSFERS = re.compile(r"^vllm:rl_weight_update_operations_in_flight\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 # Counted for each request as soon as there is a connector.
 _EXTERNAL_KV = re.compile(r"^vllm:external_prefix_cache_queries_total\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
+_PROMPTS = re.compile(r"^vllm:prompt_tokens_total\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 ASLEEP = "the engine sleeps: nothing is loaded or unloaded until it is woken (POST /wake_up)"
 PAUSED = "the engine is paused or sleeps: nothing is loaded or unloaded until it goes on (POST /resume, POST /wake_up)"
 TRANSFERRING = "the base model is getting new weights: nothing is loaded or unloaded until it has them"
@@ -95,7 +96,7 @@ class VllmMetrics:
 
     `has_lora` None: it keeps no statistics, so that nothing is known of it. `progress`: what differs from page to page
     while the engine computes. `paused`: why no call may be made now, as far as it tells; empty: it may.
-    `has_external_kv`: it asks something else than its own memory for what it computed before.
+    `has_external_kv`: it asks something else than its own memory for what it computed; None: it had no request yet.
     """
 
     incarnation: str
@@ -104,7 +105,7 @@ class VllmMetrics:
     limits: EngineLimits
     progress: tuple[str, ...] = ()
     paused: str = ""
-    has_external_kv: bool = False
+    has_external_kv: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def read_metrics(text: str, url: str) -> VllmMetrics:
         limits=EngineLimits(max_loras=int(max_loras[1]) if max_loras else None),
         progress=tuple(_PROGRESS.findall(text)),
         paused=ASLEEP if _sleeps(text) else TRANSFERRING if _any(_TRANSFERS, text, url) else "",
-        has_external_kv=_any(_EXTERNAL_KV, text, url),
+        has_external_kv=_any(_EXTERNAL_KV, text, url) or (False if _any(_PROMPTS, text, url) else None),
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable
+from sidecar.engines.load_ledger import LoadLedger
 from sidecar.engines.observed import Done, EngineLimits, EnginePaused
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.transport import Lost, Reply
@@ -324,7 +327,10 @@ async def test_a_page_that_fails_makes_the_look_worthless(path, answer):
 
 
 async def test_a_connector_that_shows_only_once_it_is_used_makes_names_keep_their_weights(a):
-    """R4: what a name had is recorded from then on; of a connector whose cache outlives the process, for ever."""
+    """R4: what a name had is recorded from then on; of a connector whose cache outlives the process, for ever.
+
+    The next process is not given other weights under that name before it has had a request, by which alone it tells.
+    """
     engine = SimulatedVllm(replace(PLAIN, kv_connectors=("Own",)))
     driver, _ = driver_of(engine)
     await driver.observe()
@@ -335,11 +341,29 @@ async def test_a_connector_that_shows_only_once_it_is_used_makes_names_keep_thei
     assert driver.is_concurrent is False
     assert await driver.load("x", a, request_id="r") == Done()
     engine.started_at += 1
-    engine.tokens = 0
-    assert (await driver.observe()).facts.swap == "pipelined", "one that did not tell yet"
+    engine.tokens = engine.prompt_tokens = 0
+    found = await driver.observe()
+    assert (found.facts.swap, dict(found.past), driver.is_concurrent) == ("refused", {"x": a}, False)
     assert await driver.load("y", a, request_id="r") == Done()
     await engine.generate(None, "p", 1)
     assert dict((await driver.observe()).past) == {"x": a, "y": a}
+    engine.started_at += 1
+    engine.tokens = engine.prompt_tokens = 0
+    engine.options = replace(engine.options, kv_connectors=())
+    await driver.observe()
+    await engine.generate(None, "p", 1)
+    found = await driver.observe()
+    assert (found.facts.swap, dict(found.past), driver.is_concurrent) == ("pipelined", {}, True), "it has none"
+
+
+async def test_what_cannot_be_read_of_a_connector_before_is_not_taken_for_none(tmp_path, monkeypatch):
+    """R4: for want of descriptors, say."""
+    driver, _ = driver_of(SimulatedVllm(PLAIN), past=LoadLedger(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("sidecar.engines.load_ledger.read_file", Mock(side_effect=OSError(errno.ENFILE, "none is left")))
+        with pytest.raises(EngineUnreachable, match="none is left"):
+            await driver.observe()
+    assert (await driver.observe()).facts.swap == "pipelined"
 
 
 LOAD = "/v1/load_lora_adapter"
