@@ -9,6 +9,8 @@ from registry.model.records import PoolSpec
 from sidecar.desired.informer import DesiredState
 from sidecar.desired.placement import Members
 
+NO_POOL = "there is no such pool: loraplane pool create, or correct --pool"
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -17,8 +19,8 @@ class Snapshot:
     Attributes:
         desired: the pool's adapters; None until there is something that may be acted upon.
         pool: the pool's record, None where it has none.
-        pool_read: whether there is one is known.
-        pool_refusal: why the pool's newest record cannot be followed; empty: it can, or there is none.
+        pool_read: it is, or was, known.
+        pool_refusal: why the pool's newest record cannot be followed; empty: it can.
         connected: etcd answers at present.
         proxied: that something between us and etcd may lose events, and what to do; empty: nothing is known of it.
         held: why the newest list is not followed; empty: it is.

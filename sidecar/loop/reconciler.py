@@ -39,7 +39,7 @@ from sidecar.artifacts.staging import Staging
 from sidecar.artifacts.types import ArtifactStore
 from sidecar.desired.assignment import Assigner, Share
 from sidecar.desired.informer import DesiredAdapter, DesiredState
-from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.mailbox import NO_POOL, Mailbox, Snapshot
 from sidecar.engines.driver import Engine, ProvesAnswers
 from sidecar.engines.observed import Done, Observed, Use
 from sidecar.loop.executor import Attempt, Executor
@@ -400,7 +400,7 @@ class Reconciler:
         if snapshot.actionable is None:
             return "nothing is known yet of what should be served: etcd was not reached and there is no snapshot"
         if snapshot.pool is None:
-            return "there is no such pool: loraplane pool create, or correct --pool"
+            return NO_POOL
         if plan is not None and (plan.blocked or plan.paused):
             return plan.blocked or plan.paused
         if plan is not None and (degraded := self._rule.degraded(plan.refusals)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from registry.etcd3.ops import Put
 from registry.model.keys import Keys
-from tests.support.fleet import Hand, Sidecar, serves, settled
+from registry.model.records import PoolSpec
+from tests.support.fleet import BASE, Hand, Sidecar, serves, settled
 from tests.support.waiting import eventually
 
 
@@ -62,3 +64,26 @@ async def test_no_local_file_can_prevent_the_boot(hand, engine, sidecar):
     await hand.put(hand.record("b", "v2"))
     sidecar.program.start()
     await serves(engine, sidecar, "a", "b")
+
+
+async def test_a_pool_that_there_is_not_takes_nothing_away(hand, engine, sidecar):
+    """R13, R15: a slip in --pool at a restart, say; once there is such a pool, what it has is served."""
+    await hand.pool()
+    await hand.put(hand.record("a", "v1"))
+    sidecar.program.start()
+    await serves(engine, sidecar, "a")
+    await sidecar.kept()
+    sidecar.program.kill()
+    sidecar.program.arguments += ["--pool", "slip"]
+    sidecar.program.start()
+
+    async def says_so() -> bool:
+        return "loraplane pool create" in (await sidecar.status())["note"]
+
+    await eventually(says_so)
+    assert not [line for line in sidecar.program.logged() if "Unload a" in line.get("calls", [])]
+    assert set(await engine.listing()) == {"a"}
+    spec = PoolSpec(name="slip", base_models=[BASE])
+    await hand.commit(Put(hand.keys.pool("slip"), spec.to_bytes()))
+    await eventually(sidecar.is_ready)
+    assert await engine.listing() == {}

@@ -16,7 +16,7 @@ from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, L
 from registry.runtime.clock import Clock
 from sidecar.desired import pool as module
 from sidecar.desired.journal import Journal
-from sidecar.desired.mailbox import Snapshot
+from sidecar.desired.mailbox import NO_POOL, Snapshot
 from sidecar.desired.pool import PoolWatcher
 from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import PoolChanged, SnapshotBase, decode_entries
@@ -110,14 +110,18 @@ async def test_the_newest_record_is_in_force_and_found_after_a_restart(told):
     assert (told.written, told.changes) == ([record(1), record(4), None], 5)
 
 
-async def test_a_pool_that_there_is_not_is_known_not_to_be_and_silence_is_no_answer(told):
-    """R13: until then nothing is planned, for adapters would be compared with no base."""
+async def test_a_pool_that_never_was_says_nothing_and_neither_does_silence(told):
+    """R13, R15: nothing is planned, or all would be unloaded after a slip in --pool, or compared with no base."""
     await told.hear(Progressed(9), Connected("etcd-1"), Disconnected("it is away"))
     assert (told.changes, told.in_force, told.mailbox.posted) == (0, (False, None), [])
     assert told.watcher.confirmed_revision == 0, "nor is any list vouched for"
     assert told.watcher.settled(told.mailbox.snapshot) is told.mailbox.snapshot
     await told.hear(listed())
-    assert (told.in_force, told.written) == ((True, None), [None])
+    assert (told.in_force, told.written, told.mailbox.snapshot.pool_refusal) == ((False, None), [None], NO_POOL)
+    await told.hear(changed(record(1)))
+    assert (told.in_force, told.mailbox.snapshot.pool_refusal) == ((True, 1), "")
+    await told.hear(changed(None))
+    assert (told.in_force, told.mailbox.snapshot.pool_refusal) == ((True, None), ""), "what is deleted may go"
 
 
 @pytest.mark.parametrize(
