@@ -98,6 +98,7 @@ class ReplicaDrain:
         # Names that stay in the engine's list, as it was told; None: it was not told to leave any out.
         self._shown: frozenset[str] | None = None
         self._told_to = ""  # which process of the engine; another has heard of nothing
+        self._may_hide = True  # the process before this may have told it, too
         self._hides_names = False
 
     @property
@@ -130,7 +131,8 @@ class ReplicaDrain:
         """Keeps adapters that others serve out of the engine's list for strangers while the replica drains.
 
         Routers that poll the list then go elsewhere, while requests that come all the same are answered. Without this
-        process the engine lists them again soon. It runs until it is cancelled.
+        process the engine lists them again soon, and at once when the next one knows what is served. It runs until it
+        is cancelled.
         """
         self._hides_names = isinstance(engine, HidesNames)
         told_at = -math.inf
@@ -138,8 +140,8 @@ class ReplicaDrain:
             self._changed.clear()
             now = asyncio.get_running_loop().time()
             if self._cause is None:
-                if self._shown is not None and isinstance(await engine.hide(0.0), Done):
-                    self._shown = None
+                if self._may_hide and self._plan() is not None and isinstance(await engine.hide(0.0), Done):
+                    self._shown, self._may_hide = None, False
             elif self._is_listed() or now - told_at >= HIDE_AGAIN_SECONDS:
                 told_at = await self._hide_others(engine, now, told_at)
             await self._until_changed()
@@ -155,6 +157,7 @@ class ReplicaDrain:
         is_known = shown == self._shown and process in {"", self._told_to}
         if is_known and now - told_at < HIDE_AGAIN_SECONDS:
             return told_at
+        self._may_hide = True
         if not isinstance(await engine.hide(HIDE_SECONDS, shown), Done):
             return told_at
         self._shown, self._told_to = shown, process
@@ -172,11 +175,8 @@ class ReplicaDrain:
 
     async def _until_changed(self) -> None:
         """Waits for a begin or an end of a drain, or until the engine's list is to be looked at again."""
-        if self._cause is None and self._shown is None:
-            seconds = None
-        else:
-            seconds = LOOK_SECONDS if self._cause is not None else HIDE_AGAIN_SECONDS
-        await heard_within(seconds, self._changed)
+        is_calm = self._cause is None and not self._may_hide
+        await heard_within(None if is_calm else LOOK_SECONDS, self._changed)
 
     async def _needed_names(self) -> frozenset[str] | None:
         """Names in the engine's list that no other replica is known to serve; None: not known, nor told before."""

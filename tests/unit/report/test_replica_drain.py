@@ -567,11 +567,14 @@ class HidingEngine:
 @virtual
 async def test_the_engines_list_is_without_adapters_while_the_replica_drains():
     """R20: a router that polls it, and nothing else, hears of the drain too; and of its end, until it has heard."""
-    scene, engine = Scene(), HidingEngine(*[Done()] * 3, Unknown("lost"))
-    scene.plan(PLAN, "all")
+    scene, engine = Scene(), HidingEngine(*[Done()] * 4, Unknown("lost"))
     work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
     await asyncio.sleep(60)
     assert engine.told == []
+    scene.plan(PLAN, "all")
+    await asyncio.sleep(60)
+    assert [seconds for _, seconds in engine.told] == [0.0], "the process before it may have hidden them"
+    engine.told.clear()
     began = asyncio.get_running_loop().time()
     scene.drain.begin(DrainCause.OPERATOR)
     await asyncio.sleep(11)
