@@ -9,6 +9,7 @@ from enum import IntEnum
 
 from registry.lora.text import printable
 from registry.model.errors import (
+    RETRY_AFTER,
     UNKNOWN_REASON,
     AlreadyExists,
     Conflict,
@@ -70,6 +71,11 @@ class CommandFailure:
     field: str | None = None
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     request_id: str = ""
+
+    @property
+    def passes(self) -> bool:
+        """True if the same may succeed in a moment: nobody answered, or it was one call too many."""
+        return self.exit is Exit.UNAVAILABLE or RETRY_AFTER in self.metadata
 
     def line(self) -> str:
         """The failure in one line, for people."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from registry.cli.client import AdminClient, WatchAnswer
-from registry.cli.failure import CliError, Exit
+from registry.cli.failure import CliError
 from registry.cli.session import pool_or_only
 from registry.cli.views.get import VIEWS, Kind, Query, cell_filter, find, label_filter
 from registry.cli.views.output import OutputView, Printer
@@ -288,7 +288,7 @@ def _streamed(client: AdminClient, query: Query) -> Iterator[Sequence[Told]]:
         try:
             yield from _answers(client, pool, query, feed)
         except CliError as error:
-            if error.failure.exit is not Exit.UNAVAILABLE and not _is_compacted(error, feed):
+            if not error.failure.passes and not _is_compacted(error, feed):
                 raise
         yield ()
         time.sleep(_POLL_SECONDS)

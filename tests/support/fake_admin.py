@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from registry.client import transport
+from registry.model.errors import RETRY_AFTER
 from registry.v1 import registry_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
@@ -68,6 +69,10 @@ class Refusal:
         code = getattr(code_pb2, self.code.name)
         status = status_pb2.Status(code=code, message=self.message, details=[_packed(info), _packed(bad)])
         return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+# One call too many, by the limits of an access file.
+BUSY = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", metadata={RETRY_AFTER: "0.05"})
 
 
 def _packed(message: Message) -> AnyMessage:

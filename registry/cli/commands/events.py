@@ -14,7 +14,7 @@ import click
 
 from registry.cli import options
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, Exit, not_found
+from registry.cli.failure import CliError, not_found
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
 from registry.cli.views.events import (
@@ -132,7 +132,7 @@ def _show(printer: Printer, look: Look, start: datetime, *, watch: bool) -> None
         try:
             found = _newest(look(start))
         except CliError as error:
-            if error.failure.exit is not Exit.UNAVAILABLE:
+            if not error.failure.passes:
                 raise
 
 
@@ -243,7 +243,7 @@ def _watched(client: AdminClient, asked: pb.WatchAuditRequest) -> Iterator[list[
                 _note_unreadable(answer.unreadable)
                 yield [entry_of(one) for one in answer.entries]
         except CliError as error:
-            if error.failure.exit is not Exit.UNAVAILABLE:
+            if not error.failure.passes:
                 raise
         time.sleep(_POLL_SECONDS)
 

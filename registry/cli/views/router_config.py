@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, Exit, not_found, usage
+from registry.cli.failure import CliError, not_found, usage
 from registry.cli.session import Session, pool_or_only
 from registry.cli.views.get import note
 from registry.cli.views.output import write_out
@@ -74,7 +74,7 @@ def _keep(client: AdminClient, form: ExportFormat, pool: str, file: Path) -> Non
                     note(f"{file}: {'written' if is_first else 'changed'}")
                 is_first = False
         except CliError as error:
-            if is_first or error.failure.exit is not Exit.UNAVAILABLE:
+            if is_first or not error.failure.passes:
                 raise
         time.sleep(AGAIN_SECONDS)
 

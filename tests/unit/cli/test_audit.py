@@ -10,7 +10,7 @@ import pytest
 
 from registry.cli.commands import events
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import Refusal
+from tests.support.fake_admin import BUSY, Refusal
 
 MORE = {"next_page_token": "t"}
 
@@ -92,10 +92,10 @@ def test_of_very_many_the_newest_are_shown(cli, world, monkeypatch):
     assert "there are more than the 1" in ran.err
 
 
-def test_a_watch_goes_on_where_it_was_when_its_connection_breaks(cli, world, rounds):
+@pytest.mark.parametrize("away", [Refusal(grpc.StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE"), BUSY])
+def test_a_watch_goes_on_where_it_was_when_its_connection_breaks(cli, world, rounds, away):
     """A5 tamper-evident: no entry is shown twice, and none is left out."""
     later = pb.WatchAuditResponse(entries=[entry(7, CREATED)], revision=7, unreadable=["v"])
-    away = Refusal(grpc.StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE")
     world.answers["WatchAudit"] = [
         [pb.WatchAuditResponse(revision=9), later, away],
         [pb.WatchAuditResponse(revision=12)],

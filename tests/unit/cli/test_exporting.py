@@ -13,7 +13,7 @@ from registry.cli.failure import CliError
 from registry.cli.views import router_config
 from registry.cli.views.router_config import replace_file
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import FakeAdmin, Hold, Refusal
+from tests.support.fake_admin import BUSY, FakeAdmin, Hold, Refusal
 from tests.unit.cli.conftest import Cli
 
 ENOUGH = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
@@ -67,9 +67,9 @@ def test_a_file_is_kept_and_changed_as_a_whole(fleet, cli: Cli, monkeypatch, tmp
 
     monkeypatch.setattr(router_config, "replace_file", noted)
     fleet.answers["WatchAdapters"] = [[Hold()], [Hold()], [ENOUGH]]
-    fleet.answers["WatchResidency"] = [[served("r1"), served("r1"), AWAY], [served(), AWAY], [Hold()]]
+    fleet.answers["WatchResidency"] = [[served("r1"), served("r1"), AWAY], [served(), BUSY], [Hold()]]
     ran = cli("export", "ipp-configmap", "--watch", str(file))
-    assert ran.code != 0
+    assert (ran.code != 0, len(fleet.asked("WatchResidency"))) == (True, 3)
     assert [yaml.safe_load(yaml.safe_load(one)["data"]["adapters"]) for one in written] == [["a@2"], []]
     assert file.read_text() == written[-1]
     assert list(tmp_path.glob(".models*")) == []

@@ -14,7 +14,7 @@ from registry.cli.failure import CliError
 from registry.cli.rollout import FollowedRollout, RolloutTarget, cannot_come, check_served, describe, follow_all, look
 from registry.cli.views.report import Fate, fate_of, summary
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import Hold, Refusal
+from tests.support.fake_admin import BUSY, Hold, Refusal
 
 SERVING, PENDING, FAILED, UNKNOWN = (
     *(pb.RolloutReplica.SERVING, pb.RolloutReplica.PENDING, pb.RolloutReplica.FAILED, pb.RolloutReplica.UNKNOWN),
@@ -116,6 +116,15 @@ def test_a_roll_back_to_what_nobody_has_does_not_come_by_itself(client, admin):
     with pytest.raises(CliError, match="not served in time") as raised:
         check_served([FollowedRollout(target(), nowhere)])
     assert "no replica has the files" not in raised.value.failure.message
+
+
+def test_one_call_too_many_is_no_end_of_a_wait(client, admin):
+    """R9 status-truth: a change that is made is not told as refused, since somebody asks too often how it goes."""
+    admin.answers["WatchRollout"] = [[BUSY], [rollout(LATE), BUSY], [DONE]]
+    found = follow_all(client, [target()], 60, lambda *_: None)
+    assert ([one.rollout for one in found], len(admin.asked("WatchRollout"))) == ([DONE], 3)
+    admin.answers["WatchRollout"] = [[BUSY]]
+    assert look(client, target()) is None
 
 
 def instead(serving_generation: int) -> pb.Rollout:

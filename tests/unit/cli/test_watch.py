@@ -25,7 +25,7 @@ from registry.cli.watching import (
 )
 from registry.residency.health import AdapterRow, state
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import Refusal
+from tests.support.fake_admin import BUSY, Refusal
 
 EXPIRED = Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "your token has expired; take a new one")
 ENOUGH = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
@@ -191,6 +191,7 @@ def test_a_watch_comes_back_after_a_pause_where_it_was(cli, admin, time):
         ("WatchAdapters", answer(5, put("a"), put("b"), snapshot=True)),
         ("WatchAdapters", BROKEN),
         ("WatchAdapters", answer(6, pb.AdapterEvent(unreadable="a"))),
+        ("WatchAdapters", BUSY),
         ("WatchAdapters", COMPACTED),
         ("WatchAdapters", answer(9, put("c"), snapshot=True)),
         ("WatchAdapters", ENOUGH),
@@ -200,7 +201,7 @@ def test_a_watch_comes_back_after_a_pause_where_it_was(cli, admin, time):
     assert ran.code == 4
     first = [("put", "a"), ("put", "b"), ("unreadable", "a")]
     assert changes(ran.out) == [*first, ("put", "c"), ("deleted", "a"), ("deleted", "b")]
-    assert [one.start_revision for one in admin.asked("WatchAdapters")] == [0, 6, 0]
+    assert [one.start_revision for one in admin.asked("WatchAdapters")] == [0, 6, 7, 0]
     assert (len(time.pauses) >= 1, all(0.1 < one < 10 for one in time.pauses)) == (True, True)
     admin.script = script
     assert "a  unreadable" in cli("get", "adapters", "-w").out.splitlines()
