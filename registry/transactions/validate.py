@@ -62,8 +62,10 @@ def make_upsert(name: str, spec: Mapping[str, object], etag: str, *, field: str)
     return Upsert(name, made, make_etag(etag, field=f"{field}.etag"))
 
 
-def make_update(name: str, spec: Mapping[str, object], mask: Sequence[str], etag: str, *, field: str) -> Upsert:
-    """A change of those fields of a spec that `mask` names; `field` as in `make_upsert`.
+def make_update(
+    name: str, spec: Mapping[str, object], mask: Sequence[str], etag: str, *, field: str, retry: bool = False
+) -> Upsert:
+    """A change of those fields of a spec that `mask` names, of a `retry` also of none; `field` as in `make_upsert`.
 
     Whether they go with each other is seen once it is known what they are put beside.
 
@@ -71,7 +73,7 @@ def make_update(name: str, spec: Mapping[str, object], mask: Sequence[str], etag
         InvalidArgument: a field cannot have such a value, or there is no such field.
     """
     unknown = sorted(set(mask) - set(AdapterSpec.model_fields))
-    if unknown or not mask:
+    if unknown or not (mask or retry):
         raise InvalidArgument(
             Reason.INVALID_FIELD,
             f"{', '.join(unknown)[:200] or 'nothing'} is no field that can be replaced; name some of "

@@ -43,18 +43,18 @@ from registry.v1 import registry_pb2 as pb
 
 def apply_adapters(request: pb.ApplyAdaptersRequest) -> ApplyAdapters:
     """The change set of a request."""
-    changes = [_change(one, index) for index, one in enumerate(request.changes)]
+    changes = [_change(one, index, retry=request.retry) for index, one in enumerate(request.changes)]
     return validate.make_apply(request.pool, changes, retry=request.retry, retry_replica=request.retry_replica)
 
 
-def _change(change: pb.AdapterChange, index: int) -> Upsert | Remove:
+def _change(change: pb.AdapterChange, index: int, *, retry: bool) -> Upsert | Remove:
     field = f"changes[{index}]"
     match change.WhichOneof("change"):
         case "upsert":
             return validate.make_upsert(change.upsert.name, spec_dict(change.upsert.spec), change.etag, field=field)
         case "update":
             spec, mask = spec_dict(change.update.spec), change.update_mask.paths
-            return validate.make_update(change.update.name, spec, mask, change.etag, field=field)
+            return validate.make_update(change.update.name, spec, mask, change.etag, field=field, retry=retry)
         case "delete":
             return Remove(change.delete, make_existing_etag(change.etag, field=f"{field}.etag"))
         case _:

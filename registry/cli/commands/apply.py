@@ -277,7 +277,8 @@ def retry(
         where_not = f"on replica {replica!r}" if replica else f"on any replica of pool {where!r}"
         tell_nothing(session, f"adapter {name!r} has not failed {where_not}; nothing is tried again")
         return
-    apply_changes(session, [Change(where, pb.AdapterChange(upsert=adapter, etag=adapter.etag), name)], order)
+    change = pb.AdapterChange(update=pb.Adapter(name=adapter.name))
+    apply_changes(session, [Change(where, change, name)], order)
 
 
 def _may_fail(replica: ReplicaView, name: str) -> bool:

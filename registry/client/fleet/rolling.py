@@ -117,7 +117,6 @@ class RolloutCalls:
 
         Raises:
             NotFound: there is no such adapter, or no such pool.
-            Conflict: the adapter was changed meanwhile.
             FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
             Unavailable: no answer, or not served in time; see `publish`.
             RegistryError: as the registry refused it otherwise.
@@ -127,7 +126,7 @@ class RolloutCalls:
             request = pb.ApplyAdaptersRequest(pool=pool, request_id=request_id, retry=True, retry_replica=replica)
         limit = self._limit(timeout_seconds)
         adapter = await self._calls.unary(api.GET_ADAPTER, asked, timeout_seconds=limit.change_seconds())
-        request.changes.append(pb.AdapterChange(upsert=adapter, etag=adapter.etag))
+        request.changes.append(pb.AdapterChange(update=pb.Adapter(name=adapter.name)))
         [made] = await self._rolled_out(api.APPLY_ADAPTERS, request, limit, wait=wait)
         return made
 

@@ -56,7 +56,7 @@ def added(etag: str, of: pb.AdapterSpec, *, pool: str = "dev") -> pb.ApplyAdapte
 
 
 def again(replica: str) -> pb.ApplyAdaptersRequest:
-    changes = [pb.AdapterChange(upsert=ADAPTER, etag="7")]
+    changes = [pb.AdapterChange(update=pb.Adapter(name="sql"))]
     return pb.ApplyAdaptersRequest(pool="dev", changes=changes, request_id="q1", retry=True, retry_replica=replica)
 
 

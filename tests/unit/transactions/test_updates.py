@@ -98,6 +98,17 @@ def test_a_credential_goes_with_a_source_that_takes_it(author: Author):
     author.change(update({**SOURCE, "credentials": None}))
 
 
+def test_a_retry_names_nothing_and_takes_nothing_away(author: Author):
+    """W3 idempotent: repeated with its id it is the same request, whatever the record has become by it."""
+    author.change(applying(upsert(NAME, **ALL_ELSE | {"load": "eager"})))
+    before = record(author)
+    again = ApplyAdapters(POOL, (make_update(NAME, {}, [], "", field="changes[0]", retry=True),), retry=True)
+    replies = [author.change(again, "mine").reply for _ in range(2)]
+    after = record(author)
+    assert (after.spec, after.generation, replies[0]) == (before.spec, 1, replies[1])
+    assert after.retry is not None
+
+
 @pytest.mark.parametrize("mask", [[], ["source", "sorce"], ["source.uri"]])
 def test_a_mask_names_fields(mask: list[str]):
     with pytest.raises(InvalidArgument, match="no field that can be replaced; name some of source, base_model") as told:
