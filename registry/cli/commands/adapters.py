@@ -20,7 +20,7 @@ from registry.cli import options
 from registry.cli.apply import ApplyOrder, OrderOptions, apply_changes, tell_nothing
 from registry.cli.change.documents import deletions, upserts
 from registry.cli.change.manifest import manifest_dict
-from registry.cli.change.sets import Change, derived_id, step_of_changes
+from registry.cli.change.sets import Change, by_pool, derived_id, step_of_changes
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
 from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
@@ -347,7 +347,27 @@ def _present(session: Session, changes: Sequence[Change], order: ApplyOrder) -> 
             for page in client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool)):
                 found |= {(pool, name_key(one.name)) for one in page.adapters}
                 found |= {(pool, one) for one in page.unreadable}
-    return [change for change in changes if (change.pool, name_key(change.wire.delete)) in found]
+        _check_absent(client, [change for change in changes if _key(change) not in found])
+    return [change for change in changes if _key(change) in found]
+
+
+def _key(change: Change) -> tuple[str, str]:
+    return change.pool, name_key(change.wire.delete)
+
+
+# What a dry run of deletions says of those that do not exist.
+_NONE = {Reason.ADAPTER_NOT_FOUND, Reason.TOO_MANY_CHANGES}
+
+
+def _check_absent(client: AdminClient, absent: Sequence[Change]) -> None:
+    """Raises CliError if some of what was not listed may only not be seen, as it is not the caller's to delete."""
+    for batch in by_pool(absent, ""):
+        asked = pb.ApplyAdaptersRequest(pool=batch.pool, changes=[one.wire for one in batch.changes], validate_only=True)
+        try:
+            client.unary(api.APPLY_ADAPTERS, asked)
+        except CliError as error:
+            if error.failure.reason not in _NONE:
+                raise
 
 
 def _is_about(error: CliError, change: Change) -> bool:

@@ -32,9 +32,8 @@ def store(admin):
 
 def deleted(admin) -> list[list[tuple[str, str]]]:
     """Names and etags of each request's deletions."""
-    return [
-        [(one.delete, one.etag) for one in request.changes if one.delete] for request in admin.asked("ApplyAdapters")
-    ]
+    asked = [request for request in admin.asked("ApplyAdapters") if not request.validate_only]
+    return [[(one.delete, one.etag) for one in request.changes if one.delete] for request in asked]
 
 
 @pytest.fixture
@@ -145,6 +144,8 @@ class Kept:
         admin.answers["ListAdapters"] = [lambda _request: pb.ListAdaptersResponse(adapters=self.found)]
 
     def apply(self, request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse | Refusal:
+        if request.validate_only:
+            return GONE
         payload = b"".join(one.SerializeToString(deterministic=True) for one in request.changes)
         known, reply = self.answers.get(request.request_id, (payload, applied(request)))
         if known != payload:
@@ -232,15 +233,24 @@ def test_delete_of_what_is_not_there_is_passed_over_if_wanted(cli, store):
     store.answers["ApplyAdapters"] = [GONE, applied]
     assert (cli("delete", "a", "b").code, len(deleted(store))) == (3, 1)
     store.requests.clear()
-    store.answers["ApplyAdapters"] = [GONE, applied]
+    store.answers["ApplyAdapters"] = [GONE, GONE, applied]
     assert cli("delete", "a", "zz", "b", "TORN", "--ignore-not-found").code == 0
     assert deleted(store) == [[("a", ""), ("b", ""), ("TORN", "")], [("a", ""), ("TORN", "")]]
-    assert len({request.request_id for request in store.asked("ApplyAdapters")}) == 2
+    assert len({one.request_id for one in store.asked("ApplyAdapters") if not one.validate_only}) == 2
     assert cli("delete", "a", "zz", "--ignore-not-found", "--request-id", "q" * 128).code == 0
     assert {len(request.request_id) <= 128 for request in store.asked("ApplyAdapters")} == {True}
     ran = cli("delete", "zz", "--ignore-not-found")
     assert (ran.code, "nothing was changed" in ran.err) == (0, True)
     assert is_told_as_nothing(cli("-o", "json", "delete", "zz", "--ignore-not-found"))
+
+
+def test_what_somebody_may_not_see_is_not_told_as_absent(cli, store):
+    """A2 deny-by-default: a list without another tenant's adapters does not say that there are none."""
+    store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not yours")]
+    ran = cli("delete", "a", "beta/zz", "--ignore-not-found")
+    assert (ran.code, "not yours" in ran.err, "none of them exists" in ran.err) == (4, True, False)
+    asked = store.asked("ApplyAdapters")
+    assert [(one.validate_only, [it.delete for it in one.changes]) for one in asked] == [(True, ["beta/zz"])]
 
 
 @pytest.mark.parametrize("reason", ["ADAPTER_NOT_FOUND", "POOL_NOT_FOUND"])
@@ -310,7 +320,7 @@ READY = {"ready": True}
     ],
 )
 def test_what_may_have_failed_is_tried_again(cli, store, statuses, is_tried, flags):
-    """R17: as it stands, and only if it still stands so; also where a status does not say which failed."""
+    """R17: as it stands; also where a status does not say which failed."""
     texts = [json.dumps(one) if one is not None else "" for one in (statuses[-1:] if flags else statuses)]
     live = [pb.Replica(name=f"r{at}", pool="dev", status_json=text) for at, text in enumerate(texts, 1)]
     missing = [pb.MissingReplica(name="r9")]
@@ -322,7 +332,7 @@ def test_what_may_have_failed_is_tried_again(cli, store, statuses, is_tried, fla
     elif is_tried:
         (request,) = store.asked("ApplyAdapters")
         assert (ran.code, ran.err, request.retry, request.retry_replica) == (0, "", True, "r1" if flags else "")
-        assert (request.changes[0].etag, request.changes[0].upsert.name) == ("11", "a")
+        assert [*request.changes] == [pb.AdapterChange(update=pb.Adapter(name="a"))]
     else:
         where = "replica 'r1'" if flags else "any replica of pool 'dev'; nothing is tried again"
         assert (ran.code, f"has not failed on {where}" in ran.err, store.asked("ApplyAdapters")) == (0, True, [])
