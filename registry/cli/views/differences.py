@@ -36,11 +36,8 @@ def generation_rows(generations: list[pb.Adapter]) -> list[GenerationRow]:
 def changed_fields(before: pb.Adapter, after: pb.Adapter, shown: Callable[[str], str] = str) -> list[str]:
     """A line for each field that differs, e.g. ``priority: 0 → 3``, with its values as they are `shown`."""
     old, new = flat(spec_dict(before.spec)), flat(spec_dict(after.spec))
-    return [
-        f"{path}: {shown(old.get(path, '-'))} → {shown(new.get(path, '-'))}"
-        for path in sorted({*old, *new})
-        if old.get(path) != new.get(path)
-    ]
+    pairs = ((path, old.get(path, "-"), new.get(path, "-")) for path in sorted({*old, *new}))
+    return [f"{path}: {shown(was)} → {shown(now)}" for path, was, now in pairs if was != now]
 
 
 def short(text: str) -> str:

@@ -304,7 +304,7 @@ class FleetCalls(RolloutCalls):
 
         Args:
             tenant: its name; case does not count.
-            max_adapters: None: any number.
+            max_adapters: at least 1; None: any number.
             etag: refuse unless the tenant has it; empty: no condition.
             timeout_seconds: repetitions included; None: that of the connection.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
@@ -317,6 +317,8 @@ class FleetCalls(RolloutCalls):
             RegistryError: as the admin service refused it otherwise.
         """
         with fitting("max_adapters"):
+            if max_adapters == 0:
+                raise ValueError("0 is no quota: write 1 or more, or None for any number")
             wanted = pb.Tenant(name=tenant, max_adapters=max_adapters or 0, etag=etag)
         request = pb.SetTenantRequest(tenant=wanted)
         return tenant_of_wire(await self._once(api.SET_TENANT, request, request_id, timeout_seconds))

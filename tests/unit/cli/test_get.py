@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from registry.cli.failure import CliError, Exit
+from registry.cli.views.differences import changed_fields
 from registry.cli.views.get import Kind, Query, find, labels_of
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import Hold, Refusal
@@ -283,6 +284,14 @@ def test_history_tells_what_each_generation_changed(cli, admin):
     assert ("ann" in "  ".join(first), "q7" in "  ".join(second)) == (True, True)
     assert "→" not in "  ".join([*second, *third])
     assert "s3://b/x" in cli("-o", "wide", "history", "sql").out
+
+
+def test_a_part_that_comes_or_goes_is_told_by_its_fields_alone():
+    """No line says of something that it was nothing, and is nothing."""
+    plain, canaries = pb.Adapter(), pb.Adapter(spec=pb.AdapterSpec(strategy=pb.Strategy(canary_replicas="1")))
+    told = [line.partition(":")[0] for line in changed_fields(plain, canaries)]
+    assert (told[:1], "strategy" in told) == (["strategy.canary.replicas"], False)
+    assert [line.partition(":")[0] for line in changed_fields(canaries, plain)] == told
 
 
 def test_who_restored_a_generation_is_told_wherever_it_is_shown(cli, admin):

@@ -70,8 +70,10 @@ def test_quotas_are_set_and_what_was_done_is_read_page_by_page(registry, admin):
     assert registry.set_quota("acme", 5, etag="3").max_adapters == 5
     assert registry.set_quota("acme", None).max_adapters is None
     assert [one.tenant.max_adapters for one in admin.asked("SetTenant")] == [5, 0]
-    with pytest.raises(InvalidArgument):
-        registry.set_quota("acme", -1)
+    for none in (-1, 0):
+        with pytest.raises(InvalidArgument):
+            registry.set_quota("acme", none)
+    assert len(admin.asked("SetTenant")) == 2
     admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=[pb.Tenant(name="acme", adapters=2)])]
     assert [(one.name, one.adapters) for one in registry.tenants()] == [("acme", 2)]
     first = pb.ListChangesResponse(changes=[pb.RecordedChange(name="a")], next_page_token="n")  # noqa: S106
