@@ -72,16 +72,16 @@ class PickerKnowledge:
         """The pools that the registry has told of."""
         return [one.pool for one in self.watches if one.pool is not None]
 
-    def away_seconds(self) -> float:
-        """Seconds for which the registry has been out of reach."""
-        return max(one.away_seconds for one in self.watches)
+    def away_seconds(self, pool: str | None) -> float:
+        """Seconds for which the registry has told nothing of a pool; of None: of the one of which longest."""
+        return max(one.away_seconds for one in self.watches if pool in {None, one.name})
 
     def trouble(self) -> str:
         """Why requests are refused; empty: they are not."""
         unknown = [f"pool {one.name}: {one.trouble}" for one in self.watches if one.pool is None]
         if unknown:
             return "; ".join(unknown)
-        away = self.away_seconds()
+        away = min(one.away_seconds for one in self.watches)  # one pool that is gone takes no other one out
         return f"the registry has been away for {away:.0f} s" if 0 < self.refuse_after_seconds < away else ""
 
     def addresses(self) -> frozenset[str]:

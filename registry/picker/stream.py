@@ -78,7 +78,7 @@ class Picker:
     Args:
         rules: of decisions.
         pools: gives what is known, in the order in which names are looked up.
-        away_seconds: gives how long the registry has been out of reach.
+        away_seconds: gives how long the registry has told nothing of a pool; of None: of the one of which longest.
         loads: of engines.
         metrics: counts.
     """
@@ -87,7 +87,7 @@ class Picker:
         self,
         rules: PickRules,
         pools: Callable[[], Sequence[PickPool]],
-        away_seconds: Callable[[], float],
+        away_seconds: Callable[[str | None], float],
         loads: Loads,
         metrics: PickerMetrics,
     ) -> None:
@@ -196,18 +196,23 @@ class Picker:
         rules, pools = self._rules, self._pools()
         if not pools and rules.fail_open and request.subset:
             return Chosen(PickEndpoint(min(request.subset), ""), "")
-        away = self._away_seconds()
-        if pools and 0 < rules.refuse_after_seconds < away:
-            told = f"the picker has not heard from the registry for {away:.0f} s; repeat the request"
-            return Denied(503, NOT_KNOWN, told, 5)
         end = asyncio.get_running_loop().time() + rules.revision_wait_seconds
         while True:
             chance = random.random()  # noqa: S311 - no secret
             decision = pick(request, self._pools(), self._loads, chance, rules.separators)
             is_behind = isinstance(decision, Denied) and decision.is_behind
             if not is_behind or asyncio.get_running_loop().time() >= end:
-                return decision
+                return self._in_time(decision)
             await asyncio.sleep(_POLL_SECONDS)
+
+    def _in_time(self, decision: Decision) -> Decision:
+        """The decision, unless what it goes by was heard too long ago: of its pool; where none has the name, of any."""
+        pool = decision.pool if isinstance(decision, Chosen) else None
+        away = self._away_seconds(pool) if self._pools() else 0.0
+        if not 0 < self._rules.refuse_after_seconds < away:
+            return decision
+        told = f"the picker has not heard from the registry{f' of pool {pool}' if pool else ''} for {away:.0f} s"
+        return Denied(503, NOT_KNOWN, f"{told}; repeat the request", 5)
 
     def _settle(
         self, turn: _Turn, decision: Decision, asked: RequestedModel | None = None, body: bytes = b""

@@ -20,6 +20,7 @@ from registry.model.errors import InvalidArgument
 from registry.picker import ext_proc_pb2 as ext
 from registry.picker import main
 from registry.picker.app import SERVICE, PickerPorts, assemble
+from registry.picker.following import PoolWatch
 from registry.picker.loads import QueueWatch
 from registry.picker.settings import PickerSettings
 from registry.picker.stream import PickRules
@@ -115,6 +116,14 @@ async def test_a_registry_that_is_away_for_too_long_makes_it_unready(admin, monk
         monkeypatch.setattr("registry.picker.following.PoolWatch.away_seconds", 6.0)
         answer = await pages.get("/readyz")
         assert (answer.status_code, answer.json()["reason"]) == (503, "the registry has been away for 6 s")
+
+
+async def test_a_pool_that_is_gone_does_not_make_it_unready(admin, monkeypatch):
+    """R13 static-stable: requests for all others go on."""
+    async with running(admin, pool="p,q", refuse_after=5) as (_, pages):
+        await eventually(lambda: is_ready(pages))
+        monkeypatch.setattr(PoolWatch, "away_seconds", property(lambda one: 6.0 if one.name == "q" else 0.0))
+        assert (await pages.get("/readyz")).status_code == 200
 
 
 async def test_metrics_over_tls_ask_for_a_certificate_and_probes_for_none(admin, tmp_path):

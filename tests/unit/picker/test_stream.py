@@ -49,11 +49,15 @@ class World:
     pools: Sequence[PickPool] = (VERSIONED,)
     rules: PickRules = field(default_factory=PickRules)
     away_seconds: float = 0.0
+    away_pool: str | None = None
     loads: Loads = field(default_factory=Loads)
     metrics: PickerMetrics = field(default_factory=PickerMetrics)
 
     def __post_init__(self) -> None:
-        self.picker = Picker(self.rules, lambda: self.pools, lambda: self.away_seconds, self.loads, self.metrics)
+        self.picker = Picker(self.rules, lambda: self.pools, self.away, self.loads, self.metrics)
+
+    def away(self, of: str | None) -> float:
+        return self.away_seconds if self.away_pool is None or of in {None, self.away_pool} else 0.0
 
     async def answered(self, *messages: ext.ProcessingRequest) -> list[ext.ProcessingResponse]:
         wire = Wire(list(messages))
@@ -169,6 +173,15 @@ async def test_the_registry_is_away():
     assert await fail_open.error(*ask) == (503, "registry_not_known")
     _, answer = await fail_open.answered(head(subset=["b:1", "a:1"]), body({"model": "sql"}))
     assert answer.dynamic_metadata["envoy.lb"][answers.DESTINATION] == "a:1"  # type: ignore[index]
+
+
+async def test_a_pool_of_which_nothing_is_told_takes_no_other_one_with_it():
+    """R13 static-stable: as one that was deleted. Who asks for a name that nobody has may mean a new one of it."""
+    pools = (pool(adapter(place(1)), name="p"), pool(adapter(place(2, model="legal"), name="legal"), name="q"))
+    world = World(pools, PickRules(refuse_after_seconds=60), away_seconds=900, away_pool="q")
+    assert (await world.answered(head(), body({"model": "sql"})))[1].HasField("request_body")
+    assert await world.error(head(), body({"model": "legal"})) == (503, "registry_not_known")
+    assert await world.error(head(), body({"model": "new"})) == (503, "registry_not_known")
 
 
 async def test_a_revision_that_is_not_known_yet_is_waited_for():
