@@ -25,6 +25,7 @@ from registry.cli.doctor.findings import (
     etcd_findings,
     expiry_findings,
     growth_findings,
+    info,
     warning,
 )
 from registry.cli.failure import CliError
@@ -104,6 +105,10 @@ def _miscounted(client: AdminClient, one: Miscount) -> DoctorFinding | None:
     try:
         reply = client.unary(api.REPAIR_TENANT, pb.RepairTenantRequest(name=one.tenant, validate_only=True))
     except CliError as problem:
+        if problem.failure.reason == Reason.PERMISSION_DENIED:
+            told = f"its counter says {one.counter}, and {one.adapters} adapters are seen: of others you may not know"
+            remedy = f"nothing; whoever has the role tenant-admin for {one.tenant} is told whether the counter is wrong"
+            return info(CheckedPart.TENANT, one.tenant, "counter_differs", told, remedy)
         told += f"; the admin service cannot say more: {problem.failure.message}"
     else:
         if not reply.changed:

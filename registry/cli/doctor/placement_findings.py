@@ -50,8 +50,9 @@ def _too_few(pool: str, adapters: Sequence[pb.Adapter], fitting: dict[Selector, 
     for adapter in adapters:
         placement, live = adapter.spec.placement, len(fitting[_selector(adapter)])
         if live < (placement.replicas or 1):
-            finding = f"{adapter.name} asks for {placement.replicas or 'all'} replicas, and {live} that match live"
-            remedy = "start more sidecars with its --labels, or apply another placement (loraplane apply)"
+            asked = f"{adapter.name} asks for {placement.replicas or 'all'} replicas"
+            finding = f"{asked}, and {live} that match live and do not drain"
+            remedy = "start more sidecars with its --labels, undrain one, or apply another placement (loraplane apply)"
             yield error(CheckedPart.POOL, pool, "too_few_replicas", finding, remedy)
 
 
@@ -92,8 +93,7 @@ def _unused(
     used = {name for selector in set(map(_selector, enabled)) for name in fitting[selector]}
     for replica in staying if enabled else ():
         if replica.name not in used:
-            finding = (
-                f"no adapter of its pool may be placed on it: its labels are {label_text(replica.labels) or 'none'}"
-            )
+            labels = label_text(replica.labels) or "none"
+            finding = f"no adapter of its pool that is seen here may be placed on it: its labels are {labels}"
             remedy = "start its sidecar with --labels that a placement.selector asks for, or apply another placement"
             yield warning(CheckedPart.REPLICA, f"{pool}/{replica.name}", "replica_unused", finding, remedy)

@@ -246,10 +246,18 @@ def survey(counter: int, adapters: int) -> Survey:
     return Survey([PoolSeen("p", found, (), ())], (), [pb.Tenant(name="acme", adapters=counter)], ())
 
 
+def test_who_sees_a_part_of_a_tenants_adapters_is_not_told_that_its_counter_is_wrong(client, admin):
+    """R9 status-truth: others may be in pools that they do not see, and that is nothing to mend."""
+    admin.answers["RepairTenant"] = [DENIED]
+    (found,) = look_at_counters(client, survey(2, 1), repair=False)
+    assert (found.severity.value, found.finding.endswith("of others you may not know")) == ("info", True)
+
+
 GONE = pb.Adapter(name="acme/x", pool="p", generation=3)
 RIGHT = pb.RepairTenantResponse(tenant=pb.Tenant(name="acme", adapters=1))
 WRONG = pb.RepairTenantResponse(tenant=pb.Tenant(name="acme", adapters=1), changed=True, retired=[GONE])
 DENIED = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not you")
+AWAY = Refusal(grpc.StatusCode.INTERNAL, "INTERNAL", "see its log")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +266,7 @@ DENIED = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not yo
         (1, RIGHT, None),
         (2, RIGHT, None),
         (2, WRONG, "its counter says 2, and it has 1 adapters; history lacks generation 3 of acme/x in pool p"),
-        (2, DENIED, "its counter says 2, and it has 1 adapters; the admin service cannot say more: not you"),
+        (2, AWAY, "its counter says 2, and it has 1 adapters; the admin service cannot say more: see its log"),
     ],
 )
 def test_a_counter_that_differs_is_told(client, admin, counter, answer, told):
