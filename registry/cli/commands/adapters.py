@@ -362,7 +362,9 @@ _NONE = {Reason.ADAPTER_NOT_FOUND, Reason.TOO_MANY_CHANGES}
 def _check_absent(client: AdminClient, absent: Sequence[Change]) -> None:
     """Raises CliError if some of what was not listed may only not be seen, as it is not the caller's to delete."""
     for batch in by_pool(absent, ""):
-        asked = pb.ApplyAdaptersRequest(pool=batch.pool, changes=[one.wire for one in batch.changes], validate_only=True)
+        asked = pb.ApplyAdaptersRequest(
+            pool=batch.pool, changes=[one.wire for one in batch.changes], validate_only=True
+        )
         try:
             client.unary(api.APPLY_ADAPTERS, asked)
         except CliError as error:

@@ -57,6 +57,9 @@ class TimeLimit:
     def change_seconds(self) -> float:
         return min(self.left_seconds(), self.most_seconds)
 
+    def look_seconds(self) -> float:
+        return min(self.left_seconds(), LOOK_SECONDS)
+
 
 class RolloutCalls:
     """A connection, with changes that are waited for. See `AsyncRegistry`."""
@@ -185,7 +188,7 @@ class RolloutCalls:
         response = await self._changed(method, request, limit.change_seconds())
         published = published_of(response)
         is_same = all(one.outcome == pb.AdapterResult.UNCHANGED for one in response.results)
-        if is_same and isinstance(request, pb.ApplyAdaptersRequest) and await self._is_refused(published):
+        if is_same and isinstance(request, pb.ApplyAdaptersRequest) and await self._is_refused(published, limit):
             again = pb.ApplyAdaptersRequest(
                 pool=request.pool, changes=request.changes, request_id=retry_id(response.request_id), retry=True
             )
@@ -194,7 +197,7 @@ class RolloutCalls:
             return published
         goes_back = isinstance(request, pb.RollbackAdapterRequest)
         rollouts = [await self._served(one, limit.left_seconds(), goes_back=goes_back) for one in published]
-        return tuple([await self._with_places(*one) for one in zip(published, rollouts, strict=True)])
+        return tuple([await self._with_places(*one, limit) for one in zip(published, rollouts, strict=True)])
 
     async def _served(
         self, one: Published | RegisteredAdapter, timeout_seconds: float, *, goes_back: bool = False
@@ -210,7 +213,7 @@ class RolloutCalls:
             raise error
         return last
 
-    async def _with_places(self, one: Published, rollout: pb.Rollout | None) -> Published:
+    async def _with_places(self, one: Published, rollout: pb.Rollout | None, limit: TimeLimit) -> Published:
         """The same with where it is served; as far as somebody tells, since the change is made all the same.
 
         Residency may hear of a replica a moment after its rollout did, so it is followed until it has them all.
@@ -223,7 +226,7 @@ class RolloutCalls:
         asked = pb.WatchResidencyRequest(pool=one.pool, name=one.name)
         responses = self._calls.follow(api.WATCH_RESIDENCY, asked, 0.0, follower.begun)
         with suppress(TimeoutError, NotFound, PermissionDenied, ResourceExhausted, Unavailable):
-            async with asyncio.timeout(LOOK_SECONDS), aclosing(responses):
+            async with asyncio.timeout(limit.look_seconds()), aclosing(responses):
                 async for response in responses:
                     if (state := follower.take(response)) is None:
                         continue
@@ -239,10 +242,10 @@ class RolloutCalls:
         now = asyncio.get_running_loop().time
         return TimeLimit(now() + total_seconds, self._calls.timeout_seconds if timeout_seconds is None else inf, now)
 
-    async def _is_refused(self, published: Sequence[Published]) -> bool:
+    async def _is_refused(self, published: Sequence[Published], limit: TimeLimit) -> bool:
         """True if a replica that should serve one of these generations has failed to; False where nothing is heard."""
         for one in published:
-            heard = await self._heard(one, LOOK_SECONDS, lambda _rollout: True)
+            heard = await self._heard(one, limit.look_seconds(), lambda _rollout: True)
             if heard is not None and any(map(has_failed, heard.replicas)):
                 return True
         return False

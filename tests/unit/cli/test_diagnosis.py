@@ -420,7 +420,11 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
     (started_for(pb.PoolLimits(max_rank=20), max_lora_rank=16), "", "pool update p --max-rank 16"),
     (started_for(pb.PoolLimits(max_adapters=8), *THREE, max_cpu_loras=2), "", "--max-cpu-loras 3"),
     (ranked(256, 9), "", "--max-lora-rank 16"),
-    (pool(replica(), adapters=(adapter(replicas=2),)), " asks for 2 replicas, and 1 that match live and do not", "undrain"),
+    (
+        pool(replica(), adapters=(adapter(replicas=2),)),
+        " asks for 2 replicas, and 1 that match live and do not",
+        "undrain",
+    ),
     (pool(replica(failed=failed("digest_mismatch", *"abcdefg"))), "a, b, c, d, e and 2 more: digest_mismatch", ""),
     (said(observed_revision=7, failed=[{"reason": "x"}]), "it cannot serve all adapters: x", ""),
     (pool(replica(updated_at="2026-01-01T01:00:00")), "its clock is 3600 s ahead of the one here", ""),

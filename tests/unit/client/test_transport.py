@@ -12,12 +12,12 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
 
-from loraplane import AsyncRegistry, Registry
+from loraplane import AsyncRegistry, Registry, Withdrawal
 from registry.client import admin_api as api
 from registry.client import transport
 from registry.client.adapters import Published
@@ -474,6 +474,20 @@ def test_replicas_are_waited_for_in_what_is_left_of_the_time(monkeypatch, admin,
     monkeypatch.setattr(AsyncRegistry, "_changed", changed)
     rolled_back = on_virtual_time(lambda registry: registry.rollback("a", "p", timeout_seconds=20.0))
     assert rolled_back == pytest.approx(max(20.0, taken), abs=0.06)
+
+
+@pytest.mark.parametrize("outcome", ["UNCHANGED", "UPDATED"])
+def test_no_look_takes_longer_than_the_time_that_is_given(monkeypatch, admin, on_virtual_time, outcome):
+    """R16 bounded: neither whether replicas refuse what is the same, nor where it is served, for each adapter anew."""
+    results = [pb.AdapterResult(outcome=outcome, adapter=pb.Adapter(name=name, pool="p")) for name in "ab"]
+    monkeypatch.setattr(AsyncRegistry, "_changed", AsyncMock(return_value=pb.ApplyAdaptersResponse(results=results)))
+    admin.answers["WatchRollout"] = [[Hold()] if outcome == "UNCHANGED" else [pb.Rollout(done=True)]]
+
+    async def scene(registry: AsyncRegistry) -> None:
+        await registry.apply([Withdrawal("a")], "p", wait=outcome == "UPDATED", timeout_seconds=2.0)
+        raise Unavailable(Reason.ADMIN_UNAVAILABLE, "as every scene ends")
+
+    assert on_virtual_time(scene) == pytest.approx(2.0, abs=0.06)
 
 
 @pytest.fixture
