@@ -58,6 +58,12 @@ async def test_a_caller_on_the_host_is_known_by_the_user_of_its_process(tmp_path
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
     assert not (tmp_path / "s").exists()
     assert not Path(served.socket.inner.removeprefix("unix:")).parent.exists()
+    failing = HostSocket(tmp_path / "s")
+    with pytest.raises(ZeroDivisionError):
+        async with failing.listening():
+            raise ZeroDivisionError
+    assert not (tmp_path / "s").exists(), "however the service ends"
+    assert not Path(failing.inner.removeprefix("unix:")).parent.exists()
 
 
 async def test_what_a_killed_process_left_is_replaced_and_what_is_no_socket_stays(tmp_path):

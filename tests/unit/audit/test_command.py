@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -88,14 +89,17 @@ async def test_what_is_found_is_looked_for_once_more(monkeypatch, answers, asked
     assert checked == "1 lines, 0 keys at revision 7, history from revision 7 on"
 
 
-@pytest.mark.parametrize("error", [None, NoLeader("no leader")])
+@pytest.mark.parametrize("error", [None, NoLeader("no leader"), "a signal"])
 async def test_a_file_of_lines_is_given_back_however_it_ends(monkeypatch, tmp_path, error):
-    """X3 given-back: its lock, too."""
-    sink = Mock()
+    """X3 given-back: its lock, too. A signal to stop is no error."""
+    sink, waits = Mock(), asyncio.Event().wait
+    if error == "a signal":
+        monkeypatch.setattr(main, "on_stop_signal", lambda end: end())
+    run = waits if error == "a signal" else AsyncMock(side_effect=error)
     monkeypatch.setattr(main, "LineFile", lambda *told: sink if told == (tmp_path / "a", 7) else None)
-    monkeypatch.setattr(main, "AuditFollower", Mock(return_value=Mock(run=AsyncMock(side_effect=error))))
-    with pytest.raises(NoLeader) if error else nullcontext():
-        await main._follow(DaemonSettings(etcd=("127.0.0.1:1",)), tmp_path / "a", 7)
+    monkeypatch.setattr(main, "AuditFollower", Mock(return_value=Mock(run=run)))
+    with pytest.raises(NoLeader) if isinstance(error, NoLeader) else nullcontext():
+        await asyncio.wait_for(main._follow(DaemonSettings(etcd=("127.0.0.1:1",)), tmp_path / "a", 7), 60)
     sink.close.assert_called_once_with()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from unittest.mock import Mock
 
 import pytest
 
 from registry.etcd3.ops import Event, KeyValue, Put, Txn
-from registry.etcd3.stream import Changed, ListCause, Listed
+from registry.etcd3.stream import Changed, ListCause, Listed, Progressed
 from registry.tools.audit import follow, output
 from registry.tools.audit.follow import AuditFollower, StoreWentBack
 from registry.tools.audit.lines import BeginLine, LinePosition, SeenLine, encode_line
@@ -42,18 +43,42 @@ async def test_each_record_has_one_line_in_the_order_of_revisions(world: Audited
     assert world.file.stat().st_mode & 0o777 == 0o600
 
 
+def told_in(tmp_path) -> list[dict]:
+    return [json.loads(line) for line in (tmp_path / "f").read_text().splitlines()]
+
+
 def test_a_list_amid_the_following_doubles_no_line(tmp_path, monkeypatch):
     """A5 tamper-evident: where a compaction went past what was followed, all that stands is read anew."""
-    first, second = (KeyValue(KEYS.audits() + name, b"{}", at, at, 1) for name, at in ((b"p/1", 5), (b"p/2", 7)))
+    places = ((b"p/4", 3), (b"p/3", 5), (b"p/2", 7), (b"p/1", 8))
+    old, first, second, third = (KeyValue(KEYS.audits() + name, b"{}", at, at, 1) for name, at in places)
     monkeypatch.setattr(follow, "Reflector", Mock())
     sink = LineFile(tmp_path / "f", 0)
     follower = AuditFollower(Mock(), KEYS, sink, Mock())
-    follower._take(Changed(5, (Event(first.key, 5, first),)))
-    follower._take(Listed(7, (first, second), 1, ListCause.COMPACTED))
+    follower._take(Listed(3, (old,), 1, ListCause.COMPACTED))
+    follower._take(Changed(5, (Event(first.key, 5, first), Event(b"gone", 5, None))))
+    follower._take(Listed(8, (third, second, first, old), 1, ListCause.COMPACTED))
+    with pytest.raises(StoreWentBack, match="at revision 9, and 8 was written already"):
+        follower._take(Listed(9, (), 1, ListCause.WENT_BACK))
     sink.close()
-    told = [json.loads(line) for line in (tmp_path / "f").read_text().splitlines()]
-    assert [line["key"] for line in told if "key" in line] == ["audit/p/1", "audit/p/2"]
-    assert {"hole": {"after": 5, "before": 7}} in told
+    told = told_in(tmp_path)
+    assert [line["key"] for line in told if "key" in line] == [f"audit/p/{number}" for number in (4, 3, 2, 1)]
+    assert [line["hole"] for line in told if "hole" in line] == [{"after": 5, "before": 8}]
+
+
+@pytest.mark.parametrize(("seconds", "seen"), [(600.0, [9]), (0.0, [5, 9])])
+async def test_what_is_read_without_a_record_is_noted_at_times_and_at_the_end(tmp_path, monkeypatch, seconds, seen):
+    """A5 tamper-evident: else a later compaction would be told as a hole. Each once, and never one that is behind."""
+
+    async def news() -> AsyncGenerator[Progressed, None]:
+        for revision in (5, 4, 9, 9):
+            yield Progressed(revision)
+
+    monkeypatch.setattr(follow, "SEEN_SECONDS", seconds)
+    monkeypatch.setattr(follow, "Reflector", Mock(return_value=Mock(stream=news)))
+    sink = LineFile(tmp_path / "f", 0)
+    await AuditFollower(Mock(), KEYS, sink, Mock()).run()
+    sink.close()
+    assert [line["seen"]["revision"] for line in told_in(tmp_path)[1:]] == seen
 
 
 @audited

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
 from loraplane import Registry, TokenCommand, TokenFile
 from registry.client import admin_api as api
+from registry.client import transport
 from registry.client.address import Tls, is_of_this_host
 from registry.client.credentials import BearerToken, ShownToken
 from registry.client.transport import AdminCalls
@@ -72,11 +74,13 @@ def test_each_call_and_stream_shows_the_file_as_it_is_then(admin, address, file)
         *(("localhost:7600", None, True), ("localhost.example:7600", None, False), ("unix:/run/admin", None, True)),
         *(("dns:///localhost:7600", None, True), ("dns:admin:7600", None, False), ("ipv4:127.0.0.1:1", None, True)),
         *(("ipv4:127.0.0.1:1,10.0.0.1:1", None, False), ("ipv6:[::1]:1", None, True), ("admin:7600", Tls(), False)),
+        ("admin:7600", Tls(ca=Path("ca")), True),
     ],
 )
-async def test_a_token_is_shown_to_this_host_alone_without_tls(file, address, tls, is_taken):
+async def test_a_token_is_shown_to_this_host_alone_without_tls(monkeypatch, file, address, tls, is_taken):
     """A1 named: whoever reads it on its way would be us."""
-    assert is_of_this_host(address) == is_taken
+    monkeypatch.setattr(transport, "TlsReader", lambda *_: Mock(newest=lambda: None))
+    assert is_of_this_host(address) == (is_taken and not tls)
     if is_taken:
         await AdminCalls(address, tls, 1.0, token=TokenFile(file)).aclose()
         return

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
+from registry.client import relay
 from registry.client.relay import RelayedChannel
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import SERVICE, Hold, Refusal, served
@@ -49,3 +52,13 @@ async def test_what_a_program_hears_is_told_as_it_comes_and_it_ends_with_its_cal
             process.stdin.close()  # as when its program is killed
             assert await asyncio.wait_for(process.wait(), 60) == 0
     assert admin.asked("GetPool") == [pb.GetPoolRequest(name="p"), pb.GetPoolRequest(name="q")]
+
+
+@pytest.mark.parametrize("pem", [None, (b"ca", None, None), (b"ca", b"certificate", b"key")])
+async def test_a_program_shows_the_certificates_of_its_caller(monkeypatch, pem):
+    """X1 secret-free: a call that is made for a fork is as safe as others."""
+    opened = Mock(side_effect=ZeroDivisionError)
+    monkeypatch.setattr(relay, "open_channel", opened)
+    with pytest.raises(ZeroDivisionError):
+        await relay._call(json.loads(json.dumps(RelayedChannel("a:1", pem)._about)), b"")
+    opened.assert_called_once_with("a:1", pem)

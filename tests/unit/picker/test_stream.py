@@ -130,6 +130,8 @@ async def test_later_messages_go_on_as_they_are():
     assert answer == ext.ProcessingResponse(response_body=ext.BodyResponse()), "what is not streamed goes on by itself"
     late = (await World().answered(head(DUPLEX), body({}), body(b"y")))[-1]
     assert late.request_body.response.body_mutation.streamed_response.body == b"y"
+    kept = (await World().answered(head(), body({}), body(b"y")))[-1]
+    assert kept == ext.ProcessingResponse(request_body=ext.BodyResponse()), "what is not streamed goes on by itself"
 
 
 PART = body(b"x" * 15, ends=False)
@@ -145,6 +147,8 @@ PART = body(b"x" * 15, ends=False)
         ([head(x_loraplane_min_revision="1" * 19)], 400, "invalid_request"),
         ([head(), body({"model": "nope"})], 404, "model_not_found"),
         ([head(content_length="21")], 413, "request_too_large"),
+        ([head(content_length="20"), body(b"x" * 20)], 400, "invalid_request"),
+        ([head(content_length="20"), body(b"x" * 21)], 413, "request_too_large"),
         ([head(DUPLEX), PART, PART], 413, "request_too_large"),
         ([head(MODES.BUFFERED_PARTIAL), body(b"{", ends=False)], 413, "request_too_large"),
         ([head(MODES.NONE)], 500, "picker_misconfigured"),

@@ -153,6 +153,19 @@ async def test_a_compaction_meanwhile_begins_it_later(store, monkeypatch):
     assert await read(store, 3) == expected(store, 6)
 
 
+async def test_what_was_told_before_a_compaction_is_no_part_of_what_begins_behind_it(store, monkeypatch):
+    """A hole amid a history would be found as a change without a record."""
+
+    async def listed_anew(_: Watch) -> AsyncGenerator[Reflection, None]:
+        yield Changed(*store.history[0])
+        yield Listed(5, tuple(store.at(5).values()), 1, ListCause.COMPACTED)
+        yield Changed(*store.history[-1])
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Watch, "stream", listed_anew)
+    assert await read(store, 1) == expected(store, 6)
+
+
 async def test_a_watch_that_never_ends_is_given_up(store, monkeypatch):
     """It tells nothing of what stands: as where somebody has restored a backup meanwhile."""
     monkeypatch.setattr(store, "history", [*store.history, (7, ())])
