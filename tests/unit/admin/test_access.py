@@ -33,7 +33,7 @@ from registry.store.pages import PageToken
 from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
-from tests.support.played_admin import Aborted, Context, Served
+from tests.support.played_admin import Aborted, Context, Served, served
 from tests.support.records import KEYS
 from tests.unit.admin.conftest import ANN, HEAD, ROOT, binding, guarded, play_guarded, who
 
@@ -476,6 +476,7 @@ async def test_callers_learn_who_they_are_and_what_they_may_do(served):
         ("list", "tenants", {}, True),
         ("list", "tenants", {"name": "acme"}, True),
         ("list", "tenants", {"name": "other"}, False),
+        ("check", "access", {}, True),
     ):
         asked = pb.CheckAccessRequest(verb=verb, resource=resource, **fields)
         answer = await served.call("CheckAccess", asked, who("bob"))
@@ -484,6 +485,14 @@ async def test_callers_learn_who_they_are_and_what_they_may_do(served):
         asked = pb.CheckAccessRequest(**({"verb": "get", "resource": "pools"} | {field: "x"}))
         refused = await served.refusal("CheckAccess", asked, ANN)
         assert refused.told == (StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", field)
+
+
+@served
+async def test_without_access_control_callers_learn_that_they_may_do_everything(served):
+    answer = await served.call("CheckAccess", pb.CheckAccessRequest(verb="delete", resource="pools", user="ann"))
+    assert (answer.allowed, answer.role, "pool-operator" in answer.roles) == (True, "", True)
+    told = await served.call("WhoAmI", pb.WhoAmIRequest())
+    assert (told.access_digest, told.access_trouble, [*told.roles]) == ("", "", [])
 
 
 @guarded(binding(AccessRole.POOL_OPERATOR, "ann"))

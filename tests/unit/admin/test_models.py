@@ -18,6 +18,7 @@ from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.models import FleetModels
 from registry.admin.rpc.streams import Residency
 from registry.model.errors import Unavailable
+from registry.residency import hub
 from registry.runtime.clock import Deadline
 from registry.store.reader import Reader
 from tests.simulation.links import Way
@@ -110,6 +111,20 @@ async def test_nothing_is_encoded_twice_and_every_admin_service_gives_the_same(s
     await served.service.hub.aclose()  # its readers come to another subscription, whose versions count anew
     await asks(served)
     assert encoded[1:] == ["p acme%2Fa", "p other%2Fb", "q acme%2Fa", "q other%2Fb"]
+
+
+@served
+async def test_who_asks_after_many_changes_sees_nothing_that_ended_meanwhile(served, monkeypatch):
+    """R9: only the last changes of a pool are remembered."""
+    monkeypatch.setattr(hub, "_STEPS_REMEMBERED", 1)
+    replicas = await fleet(served, "p")
+    await asks(served)
+    for change in (drop("acme/a"), put("c")):
+        await served.call("ApplyAdapters", change_set(change, pool="p"))
+        await asyncio.sleep(1)
+    await replicas["p"].says("r1", served.etcd.store.revision)
+    await asyncio.sleep(1)
+    assert [name for name, _ in ids(await asks(served))] == ["base", "c", "other/b"]
 
 
 def test_who_asks_sees_what_residency_would_show(tmp_path):

@@ -265,13 +265,23 @@ async def test_a_service_is_reached_by_the_socket_of_its_host_where_the_settings
     assert not socket.exists()
 
 
-async def test_what_the_settings_say_of_a_service():
-    """X1: what is open to anybody is told."""
+async def test_what_the_settings_say_of_a_service(tmp_path):
+    """X1: what is open to anybody is told. A2: who has an access file is guarded by it, or does not start."""
     told = settings(request_retention=4000, audit_retention=90_000, prefix="/x", listen="0.0.0.0:1", insecure=True)
     ports = server._ports(told, 7.0)
     assert (ports.limits.max_ops, ports.retention, ports.keys.prefix) == (64, Retention(4000, 90_000), "/x")
     assert (ports.insecure, ports.drain_seconds, ports.hook) == (told.unprotected(), 7.0, permit)
+    assert (ports.access, ports.reflection) == (None, True)
     await ports.client.aclose()
+    file = tmp_path / "access.yaml"
+    file.write_text(HEAD + ROOT)
+    for more in (False, True):
+        guarded = server._ports(settings(access=file, reflection=more), 7.0)
+        assert guarded.access is not None
+        assert (guarded.access.digest, guarded.reflection) == (AccessControl(file, lambda: NOW).digest, more)
+        await guarded.client.aclose()
+    with pytest.raises(CannotListen, match=r"^--access: "):
+        server._access(settings(access=tmp_path / "none"), Clock())
 
 
 def test_what_grpc_is_told_bounds_what_a_client_can_take(monkeypatch):

@@ -41,7 +41,7 @@ def texts(page: str) -> list[str]:
 def test_what_is_not_settled_stands_first_and_says_why():
     rows = [
         row("b"),
-        row("a"),
+        row("a", of=2),
         row("z", "Degraded", reasons={"BAD": 2}),
         row("h", "Halted", halted="r1: BAD", of=8),
         row("off", "Disabled", note="it is disabled"),
@@ -50,6 +50,7 @@ def test_what_is_not_settled_stands_first_and_says_why():
     told = texts(fleet([PoolTables("p", rows)], "now"))
     assert told[::6] == ["h", "z", "g", "a", "b", "off"]
     assert told[:6] == ["h", "1", "Halted", "1/2 of 8", "r1: BAD", ""]
+    assert told[21] == "1/2", "that all are chosen goes without saying"
     assert (told[10], told[17]) == ("2 × BAD", "team=x")
 
 
