@@ -57,11 +57,11 @@ async def test_one_caller_leaves_room_for_others():
 async def test_who_ended_one_call_holds_the_others_still():
     """X2 unbreakable: else calls that hang would take all places one by one, behind short ones."""
     limiter, begun = FairLimiter(4), list[str]()
-    hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000, "c"))]
+    hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000))]
     await asyncio.sleep(1)
-    await _call(limiter, "bad", begun, 1, "c")
+    await _call(limiter, "bad", begun, 1)
     begun.clear()
-    hanging += [asyncio.create_task(_call(limiter, "bad", begun, 1000, "c")) for _ in range(3)]
+    hanging += [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(3)]
     await asyncio.sleep(1)
     assert begun == ["bad"]
     await _end(hanging)

@@ -122,9 +122,10 @@ async def test_who_asks_after_many_changes_sees_nothing_that_ended_meanwhile(ser
     for change in (drop("acme/a"), put("c")):
         await served.call("ApplyAdapters", change_set(change, pool="p"))
         await asyncio.sleep(1)
-    await replicas["p"].says("r1", served.etcd.store.revision)
+    engine = engine_status(url="http://r1", base_models=["base-p"], max_model_len=512)
+    await replicas["p"].says("r1", served.etcd.store.revision, engine=engine)
     await asyncio.sleep(1)
-    assert [name for name, _ in ids(await asks(served))] == ["base", "c", "other/b"]
+    assert [name for name, _ in ids(await asks(served))] == ["base-p", "c", "other/b"]
 
 
 def test_who_asks_sees_what_residency_would_show(tmp_path):
