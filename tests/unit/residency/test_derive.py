@@ -26,8 +26,8 @@ from tests.support.residency_world import (
 )
 
 
-def failed(name: str, retry_at: str | None = None) -> list[Failed]:
-    return [Failed(name=name, generation=1, reason="BAD", message="m", attempts=1, retry_at=retry_at)]
+def failed(name: str, retry_at: str | None = None, generation: int = 1) -> list[Failed]:
+    return [Failed(name=name, generation=generation, reason="BAD", message="m", attempts=1, retry_at=retry_at)]
 
 
 def test_whoever_watches_hears_that_another_number_is_expected(world):
@@ -198,6 +198,25 @@ def test_a_replica_that_drains_is_named_only_for_what_no_other_serves(world):
     assert world.states("a") == {"r1": (FAILED, "BAD"), "r3": (SERVING, "leaving")}
     world.says("r1")
     assert world.states("a") == {"r1": (SERVING, "")}
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_who_drains_and_is_not_believed_counts_once_it_stays(world, pinned):
+    """R9: whoever watches counts hears of it; of one that cannot be read nothing is told."""
+    for name in ("r1", "r2", "r3"):
+        world.alive(name, labels={"zone": name})
+    old = world.put("a", pinned=pinned, placement=Placement(selector={"zone": "r1"}))
+    world.look()
+    world.update("a", 2, pinned=pinned, placement=Placement(selector={"zone": "r2"}))
+    world.alive("r1", labels={"zone": "r1"}, leaving=True)
+    world.says("r1", old, stale=True)
+    world.says("r2", failed=failed("a", generation=2))
+    assert world.states("a") == {"r1": (UNKNOWN, "stale"), "r2": (FAILED, "BAD")}
+    world.alive("r1", labels={"zone": "r1"})
+    world.alive("r3", labels={"zone": "r3"}, leaving=True)
+    assert world.look() == {"a"}
+    world.raw("r1", b"?")
+    assert world.states("a") == {"r2": (FAILED, "BAD")}
 
 
 def test_an_engine_that_the_pool_does_not_allow_is_handed_to_nobody(world):
