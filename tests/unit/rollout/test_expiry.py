@@ -17,6 +17,7 @@ from registry.transactions.context import Caller
 from tests.support.ending_services import NAME, SOMEBODY, Service, audits, begin
 from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL, record
+from tests.support.waiting import eventually
 
 KEY = KEYS.adapter(POOL, NAME)
 TTL = 600
@@ -72,8 +73,7 @@ async def test_a_clock_that_another_service_moved_on_meanwhile_stays(etcd: Playe
     monkeypatch.setattr(expiry, "advanced", overtaken)
     (service,) = begin(etcd)
     await service.apply(ttl_seconds=TTL)
-    while not written:
-        await asyncio.sleep(0.25)
+    await eventually(lambda: written)
     assert etcd.store.kvs[key].value == written[0]
 
 
