@@ -351,6 +351,19 @@ def test_a_sidecar_shows_etcd_nothing_of_the_admin_services():
     )
 
 
+def test_a_plugin_that_the_image_has_asks_for_the_token_too():
+    """Else whoever reaches the engine swaps, though the operator gave a token; and no lazy adapter is served."""
+
+    def variables(source: str) -> set[str]:
+        found = rendered(SAFE, sets=[f"plugin.source={source}"])
+        engine = containers_of(pod_of(of_kind(found, "Deployment", "replica")))["vllm"]
+        return {one["name"] for one in engine["env"]}
+
+    ours = {"LORAPLANE_STORE", "LORAPLANE_RESOLVER", "LORAPLANE_CONTROL_TOKEN_FILE"}
+    assert ours <= variables("none")
+    assert variables("initContainer") - variables("none") == {"PYTHONPATH", "VLLM_PLUGINS", "LORAPLANE_PLUGIN"}
+
+
 def test_authorities_of_ones_own_are_named_by_a_variable():
     sets = [
         f"{part}.extraEnv[0].{field}" for part in ("admin", "sidecar") for field in ("name=SSL_CERT_FILE", "value=/a")

@@ -243,12 +243,12 @@ and the sidecar sees the node's disk alone.
 - {name: PYTHONPATH, value: {{ include "loraplane.pluginPath" . }}}
 - {name: VLLM_PLUGINS, value: loraplane}
 - {name: LORAPLANE_PLUGIN, value: "1"}
-# The plugin swaps to nothing else.
+{{- end }}
+# Of the image's own plugin too, if it has one. The plugin swaps to nothing else.
 - {name: LORAPLANE_STORE, value: {{ .Values.sidecar.store.path }}}
 - {name: LORAPLANE_RESOLVER, value: /run/loraplane/resolver.sock}
 {{- if .Values.sidecar.controlTokenSecretName }}
 - {name: LORAPLANE_CONTROL_TOKEN_FILE, value: /run/secrets/loraplane/control/token}
-{{- end }}
 {{- end }}
 {{- with .Values.engine.apiKeySecretName }}
 - name: VLLM_API_KEY
