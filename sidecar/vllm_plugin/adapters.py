@@ -100,6 +100,10 @@ class Adapters:
         """Number of changes of what is registered since the server started, whoever did it, or was found useless."""
         return self._server.registered.changes + self.prover.refusals + self.listing.changes
 
+    def path_of(self, name: str) -> str:
+        """Directory of what is registered under a name; raises NotLoaded."""
+        return self._registered(name).lora_path
+
     async def swap(self, name: str, path: str, expected: str) -> None:
         """Binds new requests for `name` to the files in `path`; each request has either the old version or the new.
 

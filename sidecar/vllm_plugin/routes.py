@@ -172,12 +172,14 @@ class Plugin:
         _log.info("loraplane: swapped %r to %r", name, path)
         return {"lora_name": name, "lora_path": path}
 
-
-async def _show(adapters: Adapters, request: Request) -> dict[str, object]:
-    fields = await read_fields(request.stream(), "lora_name", "lora_path")
-    await adapters.show(fields["lora_name"], fields["lora_path"])
-    _log.info("loraplane: listed %r again", fields["lora_name"])
-    return {"lora_name": fields["lora_name"]}
+    async def show(self, adapters: Adapters, request: Request) -> dict[str, object]:
+        """See `Adapters.show`."""
+        fields = await read_fields(request.stream(), "lora_name", "lora_path")
+        name, path = fields["lora_name"], fields["lora_path"]
+        await self.guard.check_path(path, adapters.path_of(name))
+        await adapters.show(name, path)
+        _log.info("loraplane: listed %r again", name)
+        return {"lora_name": name}
 
 
 async def _hide(adapters: Adapters, request: Request) -> dict[str, object]:
@@ -214,7 +216,7 @@ def routes(plugin: Plugin) -> list[Route]:
         ("POST", "/prove", plugin.prove),
         ("POST", "/swap", plugin.swap),
         ("POST", "/unload", _unload),
-        ("POST", "/show", _show),
+        ("POST", "/show", plugin.show),
         ("POST", "/versions", _tell_versions),
         ("POST", "/hide", _hide),
     )

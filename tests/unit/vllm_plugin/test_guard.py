@@ -152,3 +152,20 @@ def test_the_variables_of_the_process_are_what_counts(monkeypatch):
     monkeypatch.setenv("LORAPLANE_STORE", "/store")
     monkeypatch.setenv("LORAPLANE_CONTROL_TOKEN_FILE", "/run/token")
     assert guard_of_environment() == Guard("/store", Path("/run/token"))
+
+
+@pytest.mark.parametrize("names_store", [True, False])
+async def test_a_name_on_its_way_out_comes_back_with_no_files_from_outside(server, tmp_path, names_store):
+    """R4 digest-true: to take an unload back may give other weights, as a swap does."""
+    store = tmp_path / "store"
+    old, new = adapter_at(store / "a"), adapter_at(store / "b")
+    outside = adapter_at(tmp_path / "elsewhere/b")
+    server.lister = mock.AsyncMock()  # so that a name leaves the list before it stops to answer
+    server.load("x", old)
+    ask = Asking(Adapters(server, hide_seconds=600.0), Guard(str(store) if names_store else None))
+    assert (await ask("POST", "unload", UNLOAD))[0] == 200
+    answer = await ask("POST", "show", UNLOAD | {"lora_path": outside})
+    assert (reason_of(answer), server.paths()) == ((403, "forbidden", "lora_path"), {"x": old})
+    assert (await ask("POST", "show", UNLOAD | {"lora_path": new}))[0] == 200
+    assert server.paths() == {"x": new}
+    assert (await ask("POST", "show", {"lora_name": "y", "lora_path": new}))[0] == 404
