@@ -128,8 +128,10 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
             known = asyncio.gather(*(pool.known.wait() for pool in self._pools.values()))
             # Where it cannot even connect, as with files that are not there, nothing is waited for.
             ends: set[asyncio.Future[Any]] = {known, self._following}
-            await asyncio.wait(ends, timeout=self._first_seconds, return_when=asyncio.FIRST_COMPLETED)
-            known.cancel()
+            try:
+                await asyncio.wait(ends, timeout=self._first_seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                known.cancel()
             self._has_waited = True
 
     async def _follow(self) -> None:

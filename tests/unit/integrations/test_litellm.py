@@ -143,6 +143,19 @@ async def test_a_fault_of_ours_is_not_repeated_in_silence_and_the_next_request_b
 
 
 @virtual
+async def test_a_request_whose_caller_leaves_leaves_nothing_behind(module):
+    """X3 given-back: no state may ever come."""
+    routing, _ = await follows(module, pools=["p", "q"])
+    request = asyncio.create_task(kept(routing, "a"))
+    await asyncio.sleep(1)
+    request.cancel()
+    await asyncio.wait([request])
+    await asyncio.sleep(0.01)
+    assert [one for one in asyncio.all_tasks() if one.get_coro().__qualname__ == "Event.wait"] == []
+    await routing.aclose()
+
+
+@virtual
 async def test_who_cannot_connect_holds_no_request_up(module):
     """As with an address that is none; each request tries anew."""
     tried: list[None] = []
