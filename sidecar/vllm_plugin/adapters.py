@@ -141,13 +141,15 @@ class Adapters:
 
         Raises:
             NotLoaded: no such name is registered.
-            Busy: somebody else loads or unloads it.
+            Busy: somebody else loads or unloads it, or takes an unload back.
         """
         current = self._registered(name)
         if not self.listing.hide_seconds:
             await self._replace(name, None, None)
         elif self.listing.leave(current):
             self._depart_in(self.listing.hide_seconds, name)
+        else:
+            self._check_departs(name)
 
     async def show(self, name: str, path: str) -> None:
         """Takes back an unload whose time is not up: the name answers on, with the files in `path`, and is listed.
@@ -155,11 +157,13 @@ class Adapters:
         Raises:
             NotLoaded: no such name is registered.
             NameConflict: it is not on its way out.
+            Busy: somebody else takes it back.
             PluginError: as of `swap`, where it has other files. Then it goes as it would have.
         """
         current = self._registered(name)
         if not self.listing.is_leaving(current):
             raise NameConflict(f"{name!r} is not on its way out: list, and decide anew")
+        self._check_departs(name)
         self._departures.pop(name).cancel()
         try:
             await self.swap(name, path, current.lora_path)
@@ -167,6 +171,11 @@ class Adapters:
             self._depart_in(self.listing.hide_seconds, name)
             raise
         self.listing.stay(name)
+
+    def _check_departs(self, name: str) -> None:
+        """Sees that a name on its way out is not being taken back, by a call whose sidecar may have died."""
+        if name not in self._departures:
+            raise Busy(f"{name!r} is being listed again: list, and decide anew")
 
     def _depart_in(self, seconds: float, name: str) -> None:
         loop = asyncio.get_running_loop()

@@ -14,8 +14,9 @@ import pytest
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from sidecar.vllm_plugin.listing import PublicListing, hide_seconds_of
-from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, NameConflict, NotLoaded
+from sidecar.vllm_plugin.server import Busy, EngineAdapter, EngineRefused, NameConflict, NotLoaded
 from tests.simulation.loop import virtual
+from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import Asking
 
 
@@ -122,6 +123,27 @@ async def test_weights_that_the_engine_refuses_do_not_keep_the_name(server, list
     with pytest.raises(EngineRefused):
         await adapters.show("x", files)
     assert await seen(adapters) == []
+    await asyncio.sleep(5.01)
+    assert server.paths() == {}
+
+
+@virtual
+async def test_while_an_unload_is_taken_back_nobody_else_is_told_that_it_is_done(server, lists, files):
+    """The sidecar that began it may have died, and the next one wants something else."""
+    adapters = Adapters(server, hide_seconds=5.0)
+    await adapters.unload("x")
+    server.gate = asyncio.Event()
+    first = asyncio.create_task(adapters.show("x", files))
+    await eventually(lambda: server.calls)
+    for call in (adapters.unload("x"), adapters.show("x", files)):
+        with pytest.raises(Busy, match="is being listed again"):
+            await call
+    server.gate.set()
+    await first
+    await asyncio.sleep(10)
+    assert server.paths() == {"x": files}
+    await adapters.unload("x")
+    await adapters.unload("x")
     await asyncio.sleep(5.01)
     assert server.paths() == {}
 
