@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -115,6 +116,8 @@ class Connections:
 # A password is new in etcd before its file is here; so long one waits whose login was taken before.
 ROTATION_SECONDS = 10.0
 _ROTATION_PAUSE_SECONDS = 0.1
+# Tokens last for minutes at least.
+_NEW_SECONDS = 60.0
 # Pauses, at their longest, between two tries of one that is refused: each keeps etcd's processor busy for long.
 _REFUSED = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
@@ -139,8 +142,14 @@ class Login:
         self._user = options.user
         self._password = options.password
         self._token: str | None = None
+        self._taken_at = -math.inf
         self._refused: _RefusedPassword | None = None
         self._lock = asyncio.Lock()
+
+    @property
+    def is_new(self) -> bool:
+        """True while the token is so new that no server calls it expired."""
+        return asyncio.get_running_loop().time() - self._taken_at < _NEW_SECONDS
 
     async def token(self, connection: MemberConnection, *, deadline: float, stale: str | None = None) -> str | None:
         """A token other than `stale`, or None if no user is set or the server has authentication switched off.
@@ -154,6 +163,7 @@ class Login:
         async with self._lock:
             if self._token is None or self._token == stale:
                 self._token = await self._renewed(self._user, self._password, connection, deadline)
+                self._taken_at = asyncio.get_running_loop().time()
             return self._token
 
     async def _renewed(
@@ -272,8 +282,8 @@ class MemberCalls:
         token = await self.login.token(connection, deadline=deadline)
         try:
             return await connection.call(method, request, deadline=deadline, token=token)
-        except (EtcdUnauthenticated, EtcdPermissionDenied):
-            if token is None:
+        except (EtcdUnauthenticated, EtcdPermissionDenied) as error:
+            if token is None or (isinstance(error, EtcdPermissionDenied) and self.login.is_new):
                 raise
         # The server may have forgotten the token, which old servers call "permission denied".
         fresh = await self.login.token(connection, deadline=deadline, stale=token)

@@ -423,6 +423,29 @@ class Held:
         return rpc.RangeResponse(count=7)
 
 
+class Denying(Held):
+    """A member that allows nothing, whatever token it gave."""
+
+    async def call(self, method: object, request: object, *, deadline: float, token: str | None) -> Any:
+        if isinstance(request, rpc.AuthenticateRequest):
+            self.heard.append(None)
+            return rpc.AuthenticateResponse(token=f"t{len(self.heard)}")
+        return await super().call(method, request, deadline=deadline, token=token)
+
+
+@virtual
+async def test_who_may_not_do_something_does_not_log_in_for_each_try():
+    """R13: a login takes etcd a tenth of a second; only a token of some age may be what an old server denies."""
+    calls = MemberCalls(ClientOptions(("a:1",), user="lora", password=lambda: "p"), random.Random(1))
+    held = Denying(None, EtcdPermissionDenied("etcdserver: permission denied"))
+    calls.connections.to = lambda _: held  # type: ignore[method-assign,assignment,return-value]
+    for _ in range(600):
+        with pytest.raises(EtcdPermissionDenied):
+            await calls.ask("a:1", RANGE, rpc.RangeRequest(), 5.0)
+        await asyncio.sleep(1)
+    assert 2 <= held.heard.count(None) <= 11
+
+
 FORGOTTEN = [EtcdUnauthenticated("refused"), EtcdPermissionDenied("refused")]
 
 
