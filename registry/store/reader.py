@@ -356,7 +356,7 @@ class Reader:
                 yield kv
             if not found.more:
                 return
-            read = replace(read, key=found.kvs[-1].key + b"\0")
+            read = replace(read, key=found.kvs[-1].key + b"\0", limit=len(found.kvs))
 
     async def _page(
         self, prefix: bytes, size: int, token: PageToken | None, deadline: Deadline, first: bytes = b""

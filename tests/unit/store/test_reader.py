@@ -137,6 +137,16 @@ async def test_pages_of_adapters_are_of_one_revision(store, reader, monkeypatch,
     assert {one.revision for one in store.asked[2:]} <= {store.etcd.revision}
 
 
+async def test_what_is_too_large_for_one_message_is_asked_for_once(store, reader):
+    """R16 bounded: etcd makes such an answer before it is refused, of audit records of large imports 200 MB each time."""
+    for number in range(100):
+        store.lives(f"r{number:03}", says=True)
+    store.most = 40
+    found = await reader.expected(POOL, store.etcd.revision, soon())
+    assert ([len(kvs) for kvs in (found.presences, found.statuses)]) == [100, 100]
+    assert sum(one.limit > store.most for one in store.asked) == 2
+
+
 async def test_a_filter_reads_on_until_the_page_is_full_or_it_read_enough(store, reader, monkeypatch):
     monkeypatch.setattr(reader_module, "_SCAN_PAGE", 2)
     store.change(applying(*(upsert(f"n{number}", load="lazy" if number % 4 == 3 else "eager") for number in range(9))))
