@@ -39,6 +39,8 @@ from registry.rollout.pool_reader import STATUSES_OF_A_PAGE
 
 # Changes within this time are told together: one change of an adapter is followed by a status of each replica.
 _COALESCE_SECONDS = 0.1
+# Between two looks for what does not come, as for the revision of a status that never was.
+_LONGEST_PAUSE_SECONDS = 0.5
 # So many steps are taken one by one; of more, the first ones together.
 _MOST_STEPS = 200
 # So far back a view begins at most: a fleet of 200 replicas at rest writes as many statuses in five minutes.
@@ -143,7 +145,7 @@ class PoolFollower:
         await _until(self._begin)
         while True:
             wake.clear()
-            await _until(self._step)
+            await _until(self._step, longest_seconds=_LONGEST_PAUSE_SECONDS)
             await wake.wait()
             await asyncio.sleep(_COALESCE_SECONDS)
 
@@ -341,11 +343,11 @@ def _amended(kvs: Mapping[bytes, KeyValue], events: Sequence[Event]) -> Mapping[
     return after
 
 
-async def _until(succeeds: Callable[[], Awaitable[bool]]) -> None:
-    while True:
-        if await succeeds():
-            return
-        await asyncio.sleep(_COALESCE_SECONDS)
+async def _until(succeeds: Callable[[], Awaitable[bool]], longest_seconds: float = _COALESCE_SECONDS) -> None:
+    pause = _COALESCE_SECONDS
+    while not await succeeds():
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest_seconds)
 
 
 def _advanced(view: PoolView, steps: Sequence[PoolValues]) -> PoolView:

@@ -199,6 +199,26 @@ async def test_a_status_that_speaks_of_what_is_not_known_yet_waits_for_it(etcd: 
 
 
 @played
+async def test_a_status_of_a_revision_that_never_was_does_not_keep_etcd_busy(etcd: PlayedEtcd):
+    """X2 unbreakable, R16: a replica may say anything; each look has etcd sort all records of the pool."""
+    board = Board(etcd)
+    await board.served("a")
+    await board.replicas.alive("r2")
+    await board.replicas.says("r2", 1_000_000)
+    async with board.hub.look(POOL) as one:
+        async with asyncio.timeout(10):
+            await one.look()
+        assert state(one, "a") == [SERVING, PENDING]
+        await asyncio.sleep(10)
+        board.reads.clear()
+        await asyncio.sleep(60)
+        assert len(board.reads) <= 120
+        board.put("b")
+        async with asyncio.timeout(1.5):
+            assert told(await one.look(one.version)) == (("b",), False)
+
+
+@played
 async def test_nothing_is_proven_of_a_record_that_has_not_arrived_by_a_replica_that_has(etcd: PlayedEtcd):
     """R9: what b failed at is a record that is not known yet; another replica, which came later, is."""
     board = Board(etcd)

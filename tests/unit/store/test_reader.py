@@ -138,7 +138,7 @@ async def test_pages_of_adapters_are_of_one_revision(store, reader, monkeypatch,
 
 
 async def test_what_is_too_large_for_one_message_is_asked_for_once(store, reader):
-    """R16 bounded: etcd makes such an answer before it is refused, of audit records of large imports 200 MB each time."""
+    """R16 bounded: etcd makes such an answer before it is refused, of audit records up to 200 MB each time."""
     for number in range(100):
         store.lives(f"r{number:03}", says=True)
     store.most = 40
