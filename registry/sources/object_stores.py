@@ -253,7 +253,7 @@ def _plain_endpoint(held: HeldCredential | None) -> tuple[str, int] | None:
 
 
 def _opening(held: HeldCredential | None) -> _Opening:
-    """What a store is opened with."""
+    """Secret and options that a store is opened with."""
     return (held.secret(), held.store) if held is not None else (None, StoreOptions())
 
 
