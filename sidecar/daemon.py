@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from sidecar.resolver.server import answer_questions, check_directory
 from sidecar.settings import SidecarSettings
 
 _log = structlog.get_logger()
+CLOSE_SECONDS = 2.0
 
 
 class StoreUnusable(Exception):
@@ -82,7 +84,7 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
         _log.info("stopped")
     finally:
         listener.close()  # the port may not have begun to serve
-        store.close()
+        await _close(store)
         await ports.engine.aclose()
         await ports.client.aclose()
         lock.close()
@@ -150,6 +152,13 @@ def _store(settings: SidecarSettings) -> LocalStore:
         enforce = partial(store.trust.signatures.enforce, pool=settings.pool)
         store.trust.follow(settings.signature_policy, read_signature_policy, enforce)
     return store
+
+
+async def _close(store: LocalStore) -> None:
+    """Waits a moment for stagings that were cancelled: one may wait for a mount that hangs."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await asyncio.to_thread(store.close)
 
 
 class _Ended(Exception):

@@ -14,7 +14,7 @@ import structlog
 from registry.runtime import tracing
 from registry.runtime.engine_drivers import NoDriver
 from registry.runtime.flags import read_settings
-from registry.runtime.process import EXIT_INTERNAL, EXIT_USAGE, configure_logging, on_stop_signal, supervise
+from registry.runtime.process import EXIT_INTERNAL, EXIT_USAGE, configure_logging, end_soon, on_stop_signal, supervise
 from registry.runtime.program import needs_extra, open_standard_streams, raise_descriptor_limit, spare_collector
 
 with needs_extra("loraplane-sidecar", "sidecar"):
@@ -48,6 +48,7 @@ async def _until_signalled(settings: SidecarSettings) -> None:
         await work
     except asyncio.CancelledError:
         _log.info("stopped")
+    end_soon()
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 HOW is the failpoint at which it kills itself; or "patient": it bears an etcd that stands still for minutes; or
 "unhurried": it waits a minute for etcd at its end, and for an engine that asks it for an adapter; or "attentive": it
 looks at its engine every second, merely because time has passed; or "counting": it averages load over seconds; or
-"decided": what its engine refused for seconds is its answer to a rollout.
+"decided": what its engine refused for seconds is its answer to a rollout; or "stuck": all that its threads ask of
+sources is asked of a mount that hangs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
@@ -66,12 +68,27 @@ def decided() -> AbstractContextManager[object]:
     return mock.patch("sidecar.plan.backoff.SETTLED_SECONDS", 1.0)
 
 
+@contextmanager
+def stuck() -> Iterator[None]:
+    """Makes threads of this process wait for ever where they look at sources or stage from them."""
+
+    def hang(*_: object) -> None:
+        threading.Event().wait()
+
+    with (
+        mock.patch("sidecar.artifacts.maintenance.Maintenance.look_at_sources", hang),
+        mock.patch("sidecar.artifacts.obtain.Obtainer._stage", hang),
+    ):
+        yield
+
+
 CHANGES = {
     "patient": patient,
     "unhurried": unhurried,
     "attentive": attentive,
     "counting": counting,
     "decided": decided,
+    "stuck": stuck,
 }
 
 

@@ -79,3 +79,17 @@ async def test_a_replica_whose_pool_does_not_exist_is_not_ready(tmp_path):
         await eventually(lambda: rig.status.ready)
         rig.set_pool(None)
         await eventually(lambda: not rig.status.ready)
+
+
+async def test_a_sidecar_whose_sources_hang_ends_when_it_is_told(hand, engine, sidecar):
+    """R12, X3: no thread that waits for a mount is ended by anything; who restarts it would have to wait as well."""
+    sidecar.change("stuck")
+    await hand.pool()
+    await hand.put(hand.record("a", "v1"))
+    sidecar.program.start()
+
+    async def is_staging() -> bool:
+        return [one["reason"] for one in (await sidecar.status())["pending"]] == ["staging"]
+
+    await eventually(is_staging)
+    assert sidecar.program.stop() == 0

@@ -24,7 +24,7 @@ class Process:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.did: list[str] = []
         self._monkeypatch = monkeypatch
-        for name in ("spare_collector", "raise_descriptor_limit", "configure_logging"):
+        for name in ("spare_collector", "raise_descriptor_limit", "configure_logging", "end_soon"):
             monkeypatch.setattr(module, name, lambda name=name: self.did.append(name))
         arguments = "--etcd 127.0.0.1:1 --pool p --replica r1 --engine http://127.0.0.1:1 --store /nowhere"
         monkeypatch.setattr(sys, "argv", ["loraplane-sidecar", *arguments.split()])
@@ -61,7 +61,7 @@ def test_the_first_signal_lets_it_hand_over(process, number):
 
     assert process.run(work) == 0
     assert sorted(process.did[:3]) == ["configure_logging", "raise_descriptor_limit", "spare_collector"]
-    assert process.did[3:] == ["run p r1", "handed over"]
+    assert process.did[3:] == ["run p r1", "handed over", "end_soon"]
 
 
 def test_the_second_signal_ends_it_at_once(process):
@@ -73,7 +73,7 @@ def test_the_second_signal_ends_it_at_once(process):
         await asyncio.Event().wait()
 
     assert process.run(work) == 0
-    assert process.did[-1] == "hands over"
+    assert process.did[-2:] == ["hands over", "end_soon"]
 
 
 @pytest.mark.parametrize(
