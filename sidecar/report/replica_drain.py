@@ -304,8 +304,8 @@ class ReplicaDrain:
         """The need for what only some replicas serve."""
         plan = self._plan()
         if plan is None:
-            is_away = self._cache.report.situation.observed is None
-            return Need.NOTHING if is_away else Need.TAKEOVER
+            observed = self._cache.report.situation.observed
+            return Need.TAKEOVER if observed is not None and observed.adapters else Need.NOTHING
         is_known = plan.is_out or (plan.among == NOBODY and not plan.chosen.undecided)
         if not (is_known and self._writer.is_leave_known):
             return Need.TAKEOVER

@@ -617,6 +617,8 @@ async def test_nothing_leaves_the_list_before_it_is_known_what_others_serve():
     work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
     scene.drain.begin(DrainCause.OPERATOR)
     await asyncio.sleep(10)
+    scene.plan(None)
+    assert await scene.drain.wait(0) is Need.NOTHING, "the engine has no adapters"
     scene.plan(None, "all", "here")
     await asyncio.sleep(10)
     assert (engine.kept, await scene.drain.wait(0)) == ([], Need.TAKEOVER)
