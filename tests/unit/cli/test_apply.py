@@ -314,6 +314,8 @@ def test_what_changes_of_an_adapter_is_told(cli, admin, manifest):
         assert (ran.code, "→" in ran.out) == (0, False)
     admin.answers |= {"ApplyAdapters": [same_generation], "ListAdapterHistory": [history_of(earlier("a"))]}
     assert "→" not in cli("apply", "-f", manifest("a")).out, "which is another generation's change"
+    tried = cli("apply", "-f", manifest("a"), "--dry-run").out.splitlines()
+    assert tried[:2] == told, "what stands is known before a change"
 
 
 def same_generation(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:

@@ -73,8 +73,8 @@ def test_each_change_is_a_row_in_the_order_in_which_they_were_made(cli, world):
     assert (ran.code, head) == (0, "TIME PRINCIPAL ROLE ACTION POOL NAME CHANGED")
     assert rows == ROWS
     assert "the audit record u cannot be read" in ran.err
-    denied = next(line for line in cli("-o", "wide", "audit").out.splitlines() if "denied" in line)
-    assert "sha256:0 ipv4:10.0.0.1:5 curl" in " ".join(denied.split())
+    _, denied, quota, *_ = [" ".join(line.split()) for line in cli("-o", "wide", "audit").out.splitlines()]
+    assert (denied, quota) == (f"{ROWS[1]} - sha256:0 ipv4:10.0.0.1:5 curl - - -", ROWS[4] + 7 * " -")
 
 
 def test_what_is_asked_for_is_asked_of_the_service(cli, world):

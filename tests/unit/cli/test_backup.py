@@ -321,13 +321,16 @@ def test_of_canaries_what_all_others_served_is_restored():
 
 
 @pytest.mark.parametrize("quota", [9, None])
-def test_a_quota_that_somebody_changed_meanwhile_is_not_set(cli, store, quota):
+def test_a_quota_that_somebody_changed_meanwhile_is_not_set(cli, store, tmp_path, quota):
     """W4 etag: its counter changed since, so that it is known by its quota."""
     found = [pb.Tenant(name="falls", max_adapters=quota)] if quota else []
     store.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=found)]
     ran = cli("restore", "b.jsonl", "--yes")
     told = f"somebody set the quota of 'falls' to {quota or 0} meanwhile"
     assert (ran.code, told in ran.err, len(store.asked("SetTenant"))) == (5, True, 1)
+    (tmp_path / "b.jsonl").write_bytes(text([tenant("gone", 3)]))
+    assert cli("restore", "b.jsonl", "--yes").code == 0
+    assert store.asked("SetTenant")[-1].tenant == pb.Tenant(name="gone", max_adapters=3), "there is none still"
 
 
 @pytest.mark.parametrize(("count", "flags", "code"), [(10, [], 0), (11, [], 4), (3, ["3"], 0), (3, ["2"], 4)])

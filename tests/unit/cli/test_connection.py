@@ -20,6 +20,8 @@ from registry.cli import client as of_client
 from registry.cli.client import AdminClient, _connection_trouble, _merged, _while_etcd_answers
 from registry.cli.failure import CliError, Exit
 from registry.cli.main import run
+from registry.cli.session import Session
+from registry.cli.views.output import Format
 from registry.client import admin_api as api
 from registry.client.address import Tls
 from registry.etcd3.backoff import Backoff
@@ -50,9 +52,9 @@ def unnamed(monkeypatch, tmp_path) -> Path:
     return tmp_path
 
 
-def make_stack(address: str, *, runs: bool) -> None:
+def make_stack(address: str, *, runs: bool, secure: bool = False) -> None:
     """Writes down a local stack whose admin service is at that address; it is this process, or has ended."""
-    save(DEFAULT_FOLDER, make_layout(EngineKind.SIM, 1, {"admin": int(address.rpartition(":")[2])}))
+    save(DEFAULT_FOLDER, make_layout(EngineKind.SIM, 1, {"admin": int(address.rpartition(":")[2])}, secure=secure))
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     remember(pid_file(DEFAULT_FOLDER, "admin"), Process(os.getpid(), started if runs else started + 1))
 
@@ -89,6 +91,18 @@ def test_a_stack_that_is_down_is_an_error_and_an_admin_service_that_was_not_name
     monkeypatch.setenv("LORAPLANE_ADMIN", address)
     monkeypatch.setenv("LORAPLANE_OUTPUT", "name")
     assert (run(["get", "pools"]), capsys.readouterr().out) == (0, "dev\n")
+
+
+def test_the_certificates_of_a_secure_stack_are_for_its_admin_service_alone(unnamed):
+    """X1 secret-free; those that the user names go before them."""
+    mine, secrets = Tls(ca=Path("mine.pem")), DEFAULT_FOLDER / "secrets"
+    make_stack("127.0.0.1:7600", runs=True)
+    assert Session(None, Format.TABLE, Tls()).shown_tls == Tls(), "it has none"
+    make_stack("127.0.0.1:7600", runs=True, secure=True)
+    shown = Session(None, Format.TABLE, Tls()).shown_tls
+    assert shown == Tls(secrets / "services-ca.pem", secrets / "operator.pem", secrets / "operator.key")
+    assert Session(None, Format.TABLE, mine).shown_tls == mine
+    assert Session("other:7600", Format.TABLE, Tls()).shown_tls == Tls()
 
 
 @pytest.mark.parametrize("command", ["get pools", "dev status", "dev down", "dev up"])

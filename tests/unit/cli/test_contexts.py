@@ -143,6 +143,9 @@ def test_what_is_set_is_told_with_whether_commands_use_it(call, tmp_path):
     assert told == (False, str(tmp_path / "ca.pem"), True)
     columns, a, b = "CURRENT NAME ADMIN POOL TLS PROTECTED", "a a:1 p no no", "b b:1 - yes yes"
     assert call("config get-contexts").lines == [columns, f"* {a}", b]
+    for flags in ("--tls-ca ca.pem", "--tls-cert c --tls-key k"):
+        assert call(f"config set-context c --admin c:1 {flags}").lines[1] == "c c:1 - yes no"
+        assert call("config delete-context c").code == 0
     assert (call("config use-context b").lines[1], call("config set-context b --no-protected").code) == (f"* {b}", 0)
     shown = call("-o json config get-contexts").json["items"]
     told = [(one["name"], one["current"], one["protected"]) for one in shown]

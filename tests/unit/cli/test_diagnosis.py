@@ -327,6 +327,9 @@ ON_EDGES: list[tuple[Survey, str]] = [
         for damaged, told in ((0, ""), (2, "E store_damaged"))
     ),
     (said(store={"damaged": "many"}), ""),
+    (said(certificates=[{"flag": "--http-tls-cert", "begins": "?", "ends": BEGAN}]), ""),
+    (leaves(hindered(note="it sleeps", warnings=of_all("engine_paused", "it sleeps"))), "W draining, W engine_paused"),
+    (hindered(ready=True, note="it sleeps", warnings=of_all("engine_paused", "it sleeps")), "W engine_paused"),
     *(
         (pool(replica(certificates=[ReportedCertificate(flag="--http-tls-cert", begins=BEGAN, ends=end)])), told)
         for end, told in (

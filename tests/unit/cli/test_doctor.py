@@ -88,6 +88,9 @@ def test_etcd_is_looked_at_only_where_it_is_named(cli, world, tmp_path):
     assert (ran.code, [one.split()[0] for one in ran.out.splitlines()]) == (0, ["nothing", "SEVERITY", "info"])
     world(DOWN_THERE, etcd=([DOWN], True))
     assert cli("-o", "name", "doctor", "--etcd", "e:1").out == "member_down\n", "what both see is told once"
+    world(BAD, replace(BAD, subject="dev/r2"), etcd=([], True))
+    assert [line.split()[:3] for line in cli("doctor").out.splitlines()[1:]] == [["error", "replica", "dev"]], "folded"
+    assert len(cli("-o", "json", "doctor").json["findings"]) == 2
     world(etcd=([], True))
     (tmp_path / "password").write_text("x")
     user = ["--etcd-user", "me", "--etcd-password-file", "password", "--insecure"]

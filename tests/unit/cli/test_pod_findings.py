@@ -134,6 +134,8 @@ def having(of: Callable[[Pod], Any], *path: Any) -> Callable[[Pod], None]:
         (lambda pod: engine_of(pod).pop("lifecycle"), "no_prestop", "vllm has no preStop hook"),
         (having(engine_of, "lifecycle", {"preStop": {"httpGet": {"path": "/drain?wait=30", "port": 7602}}}), None, ""),
         (lambda pod: spec_of(pod).update(terminationGracePeriodSeconds=30), "grace_too_short", "killed after 30 s"),
+        (lambda pod: spec_of(pod).update(terminationGracePeriodSeconds=31), None, ""),
+        (lambda pod: spec_of(pod).update(terminationGracePeriodSeconds="$(SECONDS)"), None, ""),
         (lambda pod: spec_of(pod).pop("terminationGracePeriodSeconds"), "grace_too_short", "killed after 30 s"),
         (having(engine_of, "readinessProbe", "httpGet", "path", "/health"), "readiness_elsewhere", "ready before"),
         (having(sidecar_of, "startupProbe", "httpGet", "path", "/readyz"), "startup_deadlock", "never starts"),

@@ -83,6 +83,7 @@ def test_when_it_is_served(min_ready, of, is_served, fate):
         *((rollout(), False), (rollout(SERVING), False), (rollout(FULL), True), (rollout(SERVING, FULL, FULL), True)),
         *((rollout(FULL, LATE), False), (rollout(FULL, FAILED), True), (rollout(FULL, UNKNOWN), False)),
         *((rollout(FAILED, FAILED), False), (rollout((FAILED, "over_capacity")), False)),
+        *((rollout((UNKNOWN, "over_capacity")), False), (rollout(FULL, (FAILED, "over_capacity")), True)),
         *((rollout(FULL, FULL, FAILED, LATE), False), (rollout(FULL, LATE, canaries=1), True)),
         *((rollout(LATE, FULL, canaries=1), False), (rollout(SERVING, FULL, canaries=1), False)),
     ],

@@ -177,3 +177,5 @@ def test_the_widest_words_are_cut_first_and_letters_of_two_columns_count_twice()
         "what runs on fills its last line"
     )
     assert table_lines(("A", "B"), [("語" * 4, "b" * 4)], Paper(7, is_screen=True)) == ["A", "語語語…"]
+    screen = table_lines(("NOTE", "NAME"), [("w" * 30, "n" * 20)], Paper(24, is_screen=True))
+    assert screen[1].split() == ["w" * 11 + "…", "n" * 9 + "…"], "words say something still; what is behind them goes"

@@ -225,6 +225,9 @@ def test_a_port_is_handed_out_once_and_its_server_listens_on_it_and_restarts(onl
     command = [sys.executable, "-c", ASK.format(port=only)]
     asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (asked.returncode, f"no 1 ports from {only} to {only} are free" in asked.stderr) == (1, True)
+    command = [sys.executable, "-X", "dev", "-c", "from registry.tools.devstack import processes as p; p.free_ports(2)"]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (asked.returncode, asked.stderr) == (0, ""), "nobody is told of what was held until the end"
     for _ in range(2):
         with pytest.raises(OSError, match=f"no 1 ports from {only} to {only} are free"):
             free_ports(1)

@@ -162,6 +162,12 @@ def test_each_part_is_started_when_what_it_needs_is_ready_and_ended_all_at_once(
     stack.stop(["etcd", "admin", "engine-r1"])
     assert did == ["SIGTERM etcd", "SIGTERM engine-r1", "stop etcd 20", "stop engine-r1 20"]
     assert not pid_file(tmp_path, "etcd").exists()
+    held = SimpleNamespace(signal=lambda _: None, stop=MagicMock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(stack, "_last", lambda _: held)
+    remember(pid_file(tmp_path, "etcd"), spawned_by_us())
+    with pytest.raises(KeyboardInterrupt):
+        stack.stop(["etcd"])
+    assert pid_file(tmp_path, "etcd").exists(), "what may run still is found by who ends it again"
 
 
 def test_how_each_part_is_tells_whether_it_runs_and_whether_it_is_ready(tmp_path, monkeypatch):
