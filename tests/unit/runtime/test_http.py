@@ -179,12 +179,18 @@ async def test_what_is_no_request_is_told_why_in_the_form_of_all_errors(monkeypa
     assert [one["reason"] for one in logged if one["event"] == "connections_closed"] == [reason]
 
 
-async def test_those_who_say_nothing_give_way_to_who_asks():
+async def test_those_who_say_nothing_give_way_to_who_asks(monkeypatch):
     """X3 given-back: of an address 20 are connected at once, and each of its requests is answered all the same."""
-    async with served() as port, silent_connections(port.address, 100):
-        for _ in range(20):
-            assert (await port.say(GET)).endswith(b"here")
-        assert port.closed == {"replaced": 81}
+    monkeypatch.setattr(http, "TURN_SECONDS", 1000.0)
+    async with served() as port, asyncio.timeout(60):
+        first, writer = await port.open()
+        async with silent_connections(port.address, 100):
+            for _ in range(20):
+                assert (await port.say(GET)).endswith(b"here")
+            assert port.closed == {"replaced": 82}
+            with contextlib.suppress(ConnectionResetError):
+                assert await first.read() == b"", "it is ended at once, not only counted"
+        writer.close()
 
 
 @pytest.mark.parametrize(("most", "reason", "status"), [(200, "address_limit", 429), (5, "port_limit", 503)])
@@ -310,6 +316,7 @@ async def test_each_answer_has_its_own_time_to_be_taken(monkeypatch):
     transport, closed = Taking(), list[str]()
     connection = http._HttpConnection(uvicorn.Config(Starlette()), http._Port(closed.append), {})
     connection.connection_made(transport)
+    connection.pause_writing()
     transport.left = 0
     connection.resume_writing()
     await asyncio.sleep(http.ANSWER_SECONDS - 1)
@@ -331,6 +338,17 @@ async def test_as_many_may_wait_as_the_kernel_is_to_keep(monkeypatch):
     assert [call[0] for call in order.mock_calls] == ["uvicorn", "listen"]
     order.listen.assert_called_once_with(http._QUEUED)
     await server.startup()
+
+
+async def test_what_follows_a_request_spoils_no_answer_that_is_under_way():
+    """X3: an error amid it would be taken for a part of it."""
+    transport, closed = Taking(), list[str]()
+    connection = http._HttpConnection(uvicorn.Config(Starlette()), http._Port(closed.append), {})
+    connection.connection_made(transport)
+    connection.data_received(KEPT_GET)
+    connection.data_received(b"\0\r\n\r\n")
+    assert (closed, transport.written, transport.is_closed) == (["bad_request"], b"", True)
+    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ def link(path: Path) -> None:
     path.symlink_to(target)
 
 
+def linked_folder(path: Path) -> None:
+    folder(path.with_name("theirs"))
+    path.symlink_to(path.with_name("theirs"))
+
+
 def dangling(path: Path) -> None:
     path.symlink_to(path.with_name("nowhere"))
 
@@ -140,7 +145,7 @@ def test_a_folder_whose_names_cannot_be_written_down_is_closed_again(tmp_path, m
 
 
 @pytest.mark.parametrize("stands", IN_THE_WAY)
-@pytest.mark.parametrize("before", [nothing, folder, link, Path.touch])
+@pytest.mark.parametrize("before", [nothing, folder, link, linked_folder, Path.touch])
 def test_what_is_in_the_way_of_a_file_is_set_aside_as_it_is(tmp_path, stands, before, capsys):
     """R12 crash-only: somebody may look at it there; what was there before is gone, and nothing that it led to."""
     path, aside = tmp_path / "file", tmp_path / ".damaged-file"
@@ -155,6 +160,7 @@ def test_what_is_in_the_way_of_a_file_is_set_aside_as_it_is(tmp_path, stands, be
     make_way(path)
     assert (os.path.lexists(path), aside.lstat().st_mode) == (False, mode)
     assert stands is not folder or (aside / "inside").read_text() == "kept"
+    assert before is not linked_folder or (tmp_path / "theirs" / "inside").read_text() == "kept"
     assert link not in {stands, before} or (tmp_path / "target").read_text() == "of somebody else"
     assert capsys.readouterr().out.count("file_set_aside") == 1
 
@@ -172,12 +178,15 @@ def test_a_device_is_left_where_it_is(tmp_path, monkeypatch, kind):
 
 @pytest.mark.parametrize("stands", [Path.touch, dangling, os.mkfifo])
 @pytest.mark.parametrize("at", ["parent", "parent/own"])
-def test_a_folder_is_made_in_whose_way_no_file_stands(tmp_path, stands, at):
+def test_a_folder_is_made_in_whose_way_no_file_stands(tmp_path, monkeypatch, stands, at):
     """R12 crash-only: nor in the way of the folder that it is in. One that is there stays with what is in it."""
     own, blocked = tmp_path / "parent" / "own", tmp_path / at
     blocked.parent.mkdir(exist_ok=True)
     stands(blocked)
+    synced = Mock()
+    monkeypatch.setattr(local_files, "sync_directory", synced)
     make_folder(own)
+    synced.assert_called_once_with(own.parent)
     assert (own.is_dir(), os.path.lexists(blocked.with_name(f".damaged-{blocked.name}"))) == (True, True)
     (own / "inside").write_text("kept")
     (tmp_path / "link").symlink_to(own.parent)
