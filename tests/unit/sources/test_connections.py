@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpcore
 import pytest
 
 from registry.sources import connections
 from registry.sources.base import SourceLimits, Stop
-from registry.sources.connections import ConnectionPool, SourceRequests, Watch, check_leads
+from registry.sources.connections import ConnectionPool, SourceRequests, Watch, WatchedStream, check_leads
 from registry.sources.urls import Reach
 from tests.unit.sources.conftest import refused
 
@@ -95,6 +96,14 @@ def test_a_silent_source_is_waited_for_as_long_as_was_said(slow, timeout_seconds
     begun = slow.now
     stopped = refused(slow.read_in_silence, 30.0, stops_after=begun + 1.0)
     assert (stopped.reason, slow.now - begun) == ("staging_stopped", pytest.approx(1.0))
+
+
+def test_a_read_waits_as_long_as_is_said_or_else_as_a_source_may_rest():
+    """R8."""
+    watch = Mock(limits=LIMITS)
+    for said, expected in ((3.25, 3.25), (0.0, 0.0), (None, LIMITS.idle_seconds)):
+        WatchedStream(Mock(), watch).read(10, said)
+        assert watch.read.call_args.args[1] == expected
 
 
 @pytest.mark.parametrize(("rate", "is_kept"), [(4096, True), (4095, False)])

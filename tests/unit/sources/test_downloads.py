@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from registry.sources.base import ArtifactError, SourceLimits, Stop
 from registry.sources.getter import SourceResponse
 from registry.sources.http import Web, receive_file
 from registry.sources.urls import parse_url
+from tests.support.tls import Authority
 from tests.unit.sources.conftest import refused
 
 URL = parse_url("https://own.test/a/weights")
@@ -195,6 +197,18 @@ def test_a_file_may_break_off_in_each_of_four_parts():
     assert (got, len(getter.asked)) == ([CONTENT], 4)
     found, getter = refusal(FIRST, part(40, 50), part(50, 60), part(60, 70), part(70, 100))
     assert found == "source_incomplete"
+
+
+def test_authorities_are_read_again_where_a_file_names_them(monkeypatch, tmp_path):
+    """A6 rotates: a new one counts from the next connection on."""
+    file = tmp_path / "authorities"
+    shutil.copy(Authority(tmp_path / "old", "old").certificate, file)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    tls = Web(SourceLimits()).tls
+    before = tls.newest()
+    assert tls.newest() is before
+    shutil.copy(Authority(tmp_path / "new", "new").certificate, file)
+    assert [one["subject"] for one in tls.newest().get_ca_certs()] != [one["subject"] for one in before.get_ca_certs()]
 
 
 def test_authorities_that_cannot_be_read_are_told(monkeypatch, tmp_path):

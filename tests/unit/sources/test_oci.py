@@ -16,6 +16,7 @@ from registry.sources.credentials import HeldCredential
 from registry.sources.http import Web
 from registry.sources.oci import registry_source, repository_prefix
 from registry.sources.registry_login import read_challenge
+from tests.support import container_registry
 from tests.support.container_registry import (
     FILE_PATH,
     IMAGE_TAR,
@@ -231,6 +232,7 @@ def test_a_manifest_that_is_none_is_refused(web, there, content, reason, words):
     there.push_manifest("acme/sql", "v1", content)
     error = refusal(source(web, there))
     assert (error.reason, error.permanent, words in error.message) == (reason, True, True), error.message
+    assert uri_of(there) in error.message, "as somebody wrote it"
 
 
 def test_a_manifest_without_an_end_is_not_read_on(web, there):
@@ -252,7 +254,8 @@ def test_bytes_that_are_not_those_of_their_digest_are_not_taken(web, there, monk
     """R4 digest-true: of the manifest, of a file, of an archive, behind an archive's end, and of another length."""
     digest = there.push("acme/sql", "v1", ORAS)
     there.files[f"/v2/acme/sql/manifests/{digest}"] = manifest_of(ORAS, annotations={"a": "b"})
-    assert "for the manifest" in refusal(source(web, there, f"@{digest}")).message
+    told = refusal(source(web, there, f"@{digest}")).message
+    assert (f"registry of {uri_of(there, f'@{digest}')} sends" in told, "for the manifest" in told) == (True, True)
     for layers in (ORAS, FORMS["image"], FORMS["archive with the padding of tar"]):
         content = layers[-1].content
         there.push("acme/sql", "v1", layers)
@@ -329,6 +332,32 @@ def test_a_token_that_ends_amid_the_layers_is_had_anew(web, there, login):
 
     there.answers[blob] = ended
     assert got(source(web, there, held=login(there, LOGIN))) == FILES
+
+
+def test_a_password_that_is_rotated_amid_the_layers_is_fetched_anew(web, there, login, monkeypatch):
+    """A6 rotates."""
+    there.asks = "basic"
+    there.push("acme/sql", "v1", ORAS)
+    blob = f"/v2/acme/sql/blobs/{sha256(FILES[CONFIG])}"
+
+    def rotated(exchange: Exchange) -> None:
+        del there.answers[blob]
+        monkeypatch.setattr(container_registry, "PASSWORD", "new")
+        monkeypatch.setenv("SECRET", json.dumps(LOGIN | {"password": "new"}))
+        there.answer(exchange)
+
+    there.answers[blob] = rotated
+    assert got(source(web, there, held=login(there, LOGIN))) == FILES
+
+
+def test_a_token_for_everybody_that_is_refused_is_the_end(web, there):
+    """R8: there is no secret that could be fetched anew."""
+    there.asks, there.is_anonymous = "token", True
+    there.push("acme/sql", "v1", ORAS)
+    there.answers[f"/v2/acme/sql/blobs/{sha256(FILES[CONFIG])}"] = lambda exchange: exchange.send(
+        401, WWW_Authenticate=f'Bearer realm="{there.url}/token",service="it"'
+    )
+    assert (refusal(source(web, there)).reason, len(there.seen)) == ("source_denied", 5)
 
 
 def test_whoever_needs_no_password_gets_a_token_without(web, there):

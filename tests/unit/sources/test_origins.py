@@ -192,6 +192,9 @@ def test_a_file_that_cannot_be_read_hinders_nobody(host, content):
     assert host.stage(0, limited(60.0)) is not None
     assert host.stage(0, None) is not None
     assert (host.stage(1, None) is None) is (content is None), "else it was written anew"
+    if content is not None:
+        host.file.write_bytes(content)
+        assert host.stage(0, None) is not None, "it knows that still"
 
 
 def test_without_a_folder_each_has_what_it_knows_itself_until_there_is_one(tmp_path):
