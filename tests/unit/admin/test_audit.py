@@ -127,6 +127,11 @@ async def test_pages_hold_everything_once_however_short_they_are(served, monkeyp
             patch.setattr(audits, limit, 1)
             assert await told(served) == whole
             assert len(await pages_of(served, principal="eve")) > 1, "also of what is not asked for, little is read"
+            if limit == "_RANGES_AT_MOST":
+                assert len(await pages_of(served, since="2100-01-01T00:00:00Z")) > 2, "also of what is jumped over"
+    for number in range(2 * audits._RANGES_AT_MOST):
+        await store(served, KEYS.denied(f"x{number:03}"), DENIED.to_bytes())
+    assert [len(page.entries) for page in await pages_of(served, page_size=100)] == [100, len(whole)]
 
 
 @served

@@ -124,6 +124,14 @@ def test_records_that_somebody_else_wrote(author):
     assert (record(author).generation, record(author).rollout) == (2, None)
 
 
+def test_what_others_serve_is_gone_back_to_whatever_became_of_history(author):
+    """W6: the record itself says what that is."""
+    author.change(V2)
+    author.etcd.delete(KEYS.history(POOL, NAME, 1))
+    author.change(BACK)
+    assert (record(author).spec.source.uri.rpartition("/")[2], record(author).generation) == ("v1", 3)
+
+
 @pytest.mark.parametrize("kind", [PromoteRollout, AbortRollout])
 def test_refusals(author, kind):
     none = refused(author, kind(POOL, NAME))
