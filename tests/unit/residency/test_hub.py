@@ -517,7 +517,7 @@ async def test_no_answer_is_given_between_one_that_leaves_and_one_that_is_not_un
 
 @played
 async def test_statuses_that_are_too_many_for_one_message_are_read_in_pieces(etcd: PlayedEtcd, monkeypatch):
-    """R16 bounded, R24: of 300 replicas that lack room each tells so many names that together they have 75 MiB."""
+    """R16 bounded, R24: 300 replicas that start with thousands of adapters tell 75 MiB of names together."""
     board = Board(etcd)
     await board.served("a")
     for number in range(250):

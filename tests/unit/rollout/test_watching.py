@@ -251,7 +251,7 @@ async def test_a_connection_that_stood_is_not_a_word_about_adapters(etcd: Played
 
 @played
 async def test_statuses_that_are_too_many_for_one_message_do_not_end_a_rollout(etcd: PlayedEtcd, monkeypatch):
-    """R16 bounded, W8: of 300 replicas that lack room each tells so many names that together they have 75 MiB."""
+    """R16 bounded, W8: 300 replicas that start with thousands of adapters tell 75 MiB of names together."""
     watched = Watched(etcd)
     at = watched.put("a")
     for number in range(250):
