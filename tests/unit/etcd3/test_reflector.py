@@ -20,6 +20,7 @@ from registry.etcd3.errors import (
     EtcdPermissionDenied,
     EtcdUnauthenticated,
     EtcdUnavailable,
+    ResponseTooLarge,
     Timeout,
 )
 from registry.etcd3.ops import prefix_end
@@ -219,6 +220,18 @@ def test_a_token_that_is_merely_old_is_replaced_at_once_and_who_is_refused_again
     assert at[1] - at[0] < 1.0
     assert all(300 <= after - before <= 600.1 for before, after in pairwise(at[1:])) or BROKE in failures
     assert [token for _, token in client.asked] == [number and f"token {number}" for number in tokens]
+
+
+def test_what_was_too_large_for_a_message_is_asked_for_in_fragments_from_then_on(monkeypatch):
+    """R3, R16: etcd would send all of it again and again. Nothing else that breaks is a reason to ask so."""
+    asked: list[bool] = []
+
+    async def noted(_: PlayedStream, request: rpc.WatchRequest) -> None:
+        asked.append(request.create_request.fragment)
+
+    monkeypatch.setattr(PlayedStream, "send", noted)
+    heard_of(Guarded([BROKE, ResponseTooLarge("larger than max", maybe_applied=False), BROKE]))
+    assert asked == [False, False, True, True]
 
 
 class Silent(PlayedStream):
