@@ -438,7 +438,7 @@ class VllmEngine:
             self._said_paused = ""
         if (is_external := may_know_kv(metrics, self._past)) != process.has_external_kv:
             process = replace(process, has_external_kv=is_external)
-        if process.may_tell_coverage:
+        if process.may_tell_coverage(asyncio.get_running_loop().time()):
             process = await with_evidence(self._http, process, self._deadlines.probe_seconds)
         if process.may_tell_base:
             process = await with_base(self._http, process, self._deadlines.probe_seconds)

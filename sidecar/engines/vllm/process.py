@@ -32,8 +32,8 @@ from sidecar.engines.vllm.responses import NOTHING, ModelsListing
 
 LOAD_PATH = "/v1/load_lora_adapter"
 UNLOAD_PATH = "/v1/unload_lora_adapter"
-# An engine within a long step may miss the first deadlines.
-MOST_ASKED = 3
+# An engine within a long step may miss the first deadlines; what then did not say it is asked seldom.
+ASKED_AT_ONCE, ASK_AGAIN_SECONDS = 3, 60.0
 # Its files are read when it starts, which takes long on a slow disk; it is asked every two seconds.
 MOST_ASKED_OF_BASE = 60
 BASE_AWAITED = "the engine has not said yet what its base model is; it is asked again"
@@ -55,7 +55,8 @@ _UNNAMED = "a KV connector that it does not name"
 class VllmProcess:
     """A process that can be driven. `about` is what our plugin inside it says; None: it has none.
 
-    `evidence`: what it says that it applies of adapters; None: it did not say it, however often it was `asked`.
+    `evidence`: what it says that it applies of adapters; None: it did not say it, however often it was `asked`, last at
+    `asked_at` in seconds of the event loop.
     `base`: what it says of its base model; `base_asked`: how often it was asked in vain.
     `pause_pages`: what it can be asked whether it is paused. `is_rust`: its frontend is the one without plugins.
     `has_external_kv`: its metrics say so, or, until it had a request, those of a process before it did.
@@ -66,6 +67,7 @@ class VllmProcess:
     about: plugin.About | None
     evidence: EngineEvidence | None = None
     asked: int = 0
+    asked_at: float = 0.0
     pause_pages: tuple[str, ...] = ()
     is_rust: bool = False
     has_external_kv: bool = False
@@ -78,11 +80,11 @@ class VllmProcess:
         can_tell = self.about is not None and self.about.tells_base
         return can_tell and self.base.files is None and self.base_asked < MOST_ASKED_OF_BASE
 
-    @property
-    def may_tell_coverage(self) -> bool:
+    def may_tell_coverage(self, now: float) -> bool:
         """True if it should be asked (again) what it applies."""
         can_tell = self.about is not None and self.about.tells_coverage
-        return can_tell and self.evidence is None and self.asked < MOST_ASKED
+        is_due = self.asked < ASKED_AT_ONCE or now - self.asked_at >= ASK_AGAIN_SECONDS
+        return can_tell and self.evidence is None and is_due
 
     @property
     def tells_uses(self) -> bool:
@@ -263,7 +265,8 @@ async def with_evidence(http: VllmHttp, process: VllmProcess, seconds: float) ->
     evidence, base = None, process.base
     if body is not None and (evidence := plugin.read_coverage(body, process.version)) is not None:
         base = replace(base, shapes=await asyncio.to_thread(read_shapes, body), evidence=evidence)
-    return replace(process, evidence=evidence, asked=process.asked + 1, base=base)
+    asked_at = asyncio.get_running_loop().time()
+    return replace(process, evidence=evidence, asked=process.asked + 1, asked_at=asked_at, base=base)
 
 
 async def with_base(http: VllmHttp, process: VllmProcess, seconds: float) -> VllmProcess:
