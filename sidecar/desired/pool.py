@@ -68,7 +68,8 @@ class PoolWatcher:
         value = kv.value if kv else None
         self.confirmed_revision = _confirmed_revision(value)
         self._waiting, self._is_waiting = kv, is_doubtful or bool(snapshot.held)
-        if self._is_waiting or (value == self._cache.pool_record and snapshot.pool_read):
+        is_in_force = value == self._cache.pool_record and snapshot.pool_read and not snapshot.pool_refusal
+        if self._is_waiting or is_in_force:
             return snapshot
         self._cache.journal.append(PoolChanged(value))
         return self._cache.with_pool(snapshot, value)

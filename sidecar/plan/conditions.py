@@ -160,6 +160,8 @@ def _of_files(desired: DesiredState, observed: Observed, known: PlanContext) -> 
 
 
 def _of_host(known: PlanContext) -> Iterator[WarnedAdapter]:
+    if known.pool_refusal:
+        yield WarnedAdapter("", 0, "pool_refused", f"{known.pool_refusal}; what it said before goes on")
     for why in known.not_taken.values():
         yield WarnedAdapter("", 0, FILE_NOT_TAKEN, f"{why}; what that file said before goes on")
     if known.proxied:

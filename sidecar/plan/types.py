@@ -352,7 +352,7 @@ class PlanContext:
         in_progress: calls of earlier plans that have not ended yet.
         base_problem: why adapters cannot be compared with the base model; empty: they can.
         base_known: False if there is nothing to compare them with.
-        made_of: see `ArtifactStore.made_of`; it is asked for where nothing may be called.
+        made_of, reads: see `ArtifactStore`; the first is asked for where nothing may be called.
         lazy: the lazy adapters that count at present.
         share: what of the desired state this replica serves; None: all of it.
         handed: what was said of handing over.
@@ -360,13 +360,12 @@ class PlanContext:
         request_id: of the newest change that is planned for; empty: not known.
         since: revision that was desired when this process of the engine was first planned for; None: not known.
         used_at: monotonic seconds at which adapters were last used, by name key, as far as anybody could tell.
-        proxied: see `Snapshot.proxied`.
+        proxied, pool_refusal: see `Snapshot`.
         handing: names that others are to serve and that the engine had until they do, also if it has lost them since.
         not_taken: by file of the operator's, why it is not taken as it is now.
         touched: by path, what somebody did to files that the engine may be reading.
         generations: of what the engine was seen to serve as it was desired then, by what it lists.
         declined: what the plan before declined, or this replica did before its restart.
-        reads: see `ArtifactStore.reads`.
     """
 
     staged: Mapping[ArtifactRef, Staged]
@@ -385,6 +384,7 @@ class PlanContext:
     since: int | None = None
     used_at: Mapping[str, float] = field(default_factory=dict)
     proxied: str = ""
+    pool_refusal: str = ""
     handing: AbstractSet[str] = frozenset()
     generations: Mapping[Use, int] = field(default_factory=dict)
     declined: Declines = field(default_factory=dict)

@@ -50,6 +50,7 @@ REMEDIES = {
     "kv_connector": "loraplane pool update POOL --engine-names versioned",
     "kv_shared": "start vLLM without that --kv-transfer-config, or give each request a cache_salt of its adapter",
     "rust_frontend": "loraplane pool update POOL --engine-names versioned, or unset VLLM_USE_RUST_FRONTEND",
+    "pool_refused": "update this sidecar to the release of the admin services, or loraplane pool update POOL",
     "etcd_proxy": "give the sidecar's --etcd the addresses of etcd's own members, not a grpc-proxy's",
     "base_unproven": "run vLLM with the plugin of this release, or give the sidecar --base-model DIR",
     "file_not_taken": "mend the file that it names (--signature-policy, --credentials …): it is read again by itself",

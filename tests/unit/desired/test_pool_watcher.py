@@ -173,5 +173,7 @@ async def test_a_record_that_cannot_be_read_is_named_and_the_last_good_one_stays
         assert told.mailbox.snapshot.pool_refusal.startswith("the pool's record cannot be followed: ")
         await told.hear(changed(record(8)))
         assert (told.in_force, told.mailbox.snapshot.pool_refusal) == ((True, 8), "")
+        await told.hear(changed(b"?"), changed(record(8)))
+        assert (told.in_force, told.mailbox.snapshot.pool_refusal) == ((True, 8), ""), "it is the one in force again"
         await told.hear(changed(None))
-    assert [one["event"] for one in logs] == ["pool_record_refused", "pool_absent"]
+    assert [one["event"] for one in logs] == ["pool_record_refused"] * 2 + ["pool_absent"]

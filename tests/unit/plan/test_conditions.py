@@ -63,22 +63,25 @@ def test_what_an_engine_does_not_prove_is_told(facts, expected, words):
 def test_all_that_holds_for_every_adapter_is_said_of_none_by_name_in_one_order():
     """R9: a status has room for few warnings, and what concerns all comes first."""
     state = wants({"a": "v1"})
-    facts = replace(known(state, "v1"), base_known=False, proxied="a proxy", not_taken={"/f": "line 4: what it is"})
+    told = {"pool_refusal": "no number", "proxied": "a proxy", "not_taken": {"/f": "line 4: what it is"}}
+    facts = replace(known(state, "v1"), base_known=False, **told)
     engine = replace(facts_of(hazards=HAZARDS), paused="it sleeps")
     assert said(plan(state, engine, facts)) == [
         ("", 0, "base_unknown"),
+        ("", 0, "pool_refused"),
         ("", 0, "file_not_taken"),
         ("", 0, "etcd_proxy"),
         ("", 0, "engine_paused"),
         *(("", 0, one.reason) for one in HAZARDS),
     ]
-    assert [one.message for one in plan(state, engine, facts).warnings][1:5] == [
+    assert [one.message for one in plan(state, engine, facts).warnings][1:6] == [
+        "no number; what it said before goes on",
         "line 4: what it is; what that file said before goes on",
         "a proxy",
         "it sleeps",
         "of rust_frontend",
     ]
-    assert said(plan(state, engine, facts, names="versioned"))[4:] == [("", 0, "kv_shared"), ("", 0, "anything")]
+    assert said(plan(state, engine, facts, names="versioned"))[5:] == [("", 0, "kv_shared"), ("", 0, "anything")]
     assert said(plan(state, facts_of(), known(state, "v1"))) == []
 
 
