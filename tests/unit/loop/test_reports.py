@@ -276,6 +276,20 @@ async def test_the_reason_that_is_told_is_the_one_that_can_be_mended():
 
 
 @virtual
+async def test_a_pool_that_cannot_be_read_any_more_is_told_beside_all_that_is_served():
+    """R14 nack: the replica goes on by what it said before."""
+    mailbox = wanting(1, "good-a")
+    async with running(Odd(), mailbox) as reports:
+        await asyncio.sleep(2.0)
+        mailbox.post(replace(mailbox.snapshot, pool_refusal="it has no number", proxied="a proxy"))
+        await asyncio.sleep(1.0)
+        plan = reports[-1].situation.plan
+        assert plan is not None
+        assert {"pool_refused", "etcd_proxy"} <= {one.reason for one in plan.warnings}
+        assert ready(reports) == (True, "")
+
+
+@virtual
 async def test_an_operator_chooses_whether_a_degraded_replica_is_ready():
     """R18 readiness-follows."""
 
