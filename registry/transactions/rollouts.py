@@ -80,6 +80,10 @@ def _running(record: AdapterRecord) -> CanaryRollout:
     return record.rollout
 
 
+# Of a spec that only canaries serve: what all follow at once, so that nobody takes it back with the weights.
+_FOR_ALL = ("enabled", "placement", "priority")
+
+
 def _step(
     change: RolloutChange, running: CanaryRollout, target: StepTarget, present: Present[AdapterRecord], context: Context
 ) -> AdapterStep:
@@ -87,7 +91,8 @@ def _step(
         case PromoteRollout():
             return rollout_step(target, present, None, context)
         case AbortRollout():
-            return put_step(target, running.stable_spec, context, goes_on=False)
+            kept = {name: getattr(present.record.spec, name) for name in _FOR_ALL}
+            return put_step(target, running.stable_spec.model_copy(update=kept), context, goes_on=False)
         case HaltRollout(why=why):
             return rollout_step(target, present, running.model_copy(update={"halted": why}), context)
     assert_never(change)

@@ -18,7 +18,7 @@ from registry.transactions.changes import (
     Remove,
     RollbackAdapter,
 )
-from tests.support.changes import KEYS, POOL, Author, applying, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
 from tests.support.history_check import check_history
 from tests.unit.transactions.conftest import audits, etag, lives, record, refused
 
@@ -95,6 +95,20 @@ def test_promotion_is_the_same_generation_for_all(author):
     audit = audits(author)[-1]
     assert (audit.method, audit.request_id) == ("PromoteRollout", "q")
     assert author.change(PROMOTE, "q").reply.adapters[0].record == after
+
+
+def test_who_takes_canaries_back_leaves_where_it_is_served(author):
+    """A2 deny-by-default: whoever may end a rollout has nothing served again that somebody disabled, nor moves it to
+    where it was. What else came with the weights goes with them.
+    """
+    author.change(applying(upsert(NAME, "v2", strategy=ONE, labels={"step": "2"})))
+    meant = {"enabled": False, "priority": 3, "placement": Placement(selector={"zone": "a"})}
+    author.change(applying(upsert(NAME, "v2", strategy=ONE, labels={"step": "2"}, **meant)))
+    assert record(author).rollout is not None
+    author.change(applying(upsert(NAME, "v3", strategy=ONE, labels={"step": "3"}, **meant)))
+    author.change(ABORT)
+    found = record(author)
+    assert (found.spec, found.rollout) == (spec(strategy=QUARTER, **meant), None)
 
 
 def test_history_tells_of_what_never_got_past_its_canaries(author):
