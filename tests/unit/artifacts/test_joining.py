@@ -145,6 +145,19 @@ async def test_the_event_loop_does_not_wait_for_a_folder_that_hangs(open_store, 
     assert await asyncio.gather(*waiting) == staged
 
 
+def test_what_is_asked_while_an_earlier_question_hangs_is_not_asked_later():
+    """R16 bounded: nothing piles up behind a mount that hangs."""
+    going, asked, looks = threading.Event(), list[str](), obtain.PromptLook()
+    try:
+        for ask in (going.wait, lambda: asked.append("late")):
+            with pytest.raises(TimeoutError):
+                looks.at_once(ask)
+    finally:
+        going.set()
+        looks.close()
+    assert asked == []
+
+
 async def test_what_hangs_leaves_workers_to_others(open_store, sources, monkeypatch):
     """R19: each try of it that was given up has a worker for as long as it hangs; the next waits for that to end."""
     going, resolved = threading.Event(), file._resolved

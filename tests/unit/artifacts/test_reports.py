@@ -112,6 +112,10 @@ def test_an_artifact_without_a_report_is_told_by_its_files(layout, name):
     assert look(layout, order_of(None, calls_base="/hub/models--acme--base/snapshots/abc"), SOURCE).warnings == ()
     (told,) = look(layout, order_of(None, calls_base="acme/other"), SOURCE).warnings
     assert told.reason == "base_name_differs"
+    config = json.loads((directory / "adapter_config.json").read_bytes())
+    (directory / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    (told,) = look(layout, order_of(None, calls_base="acme/other"), SOURCE).warnings
+    assert "configuration None" in told.message
     (directory / name).write_bytes(b"x" * 99)
     with pytest.raises(ArtifactError) as refused:
         look(layout, order, SOURCE)

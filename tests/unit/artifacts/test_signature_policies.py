@@ -256,8 +256,11 @@ async def test_a_records_own_signature_is_taken_until_the_day_that_the_policy_sa
     wrong = replace(asked, signature=sign_digest("sha256:" + "0" * 64, private))
     assert (await refusal(store, wrong)).reason == "signature_invalid"
     assert (await refusal(store_with(policy()), asked)).reason == "bundle_missing", "the policy names no day"
+    store.use_pool(LAX)
+    assert await store.ensure(asked) == store.lookup(asked)
     clock.now = LATER
     store.use_pool(LAX)
+    assert store.lookup(asked) is None, "what was allowed until then has to be looked at anew"
     assert (await refusal(store, asked)).reason == "bundle_missing"
     sign(adapter)
     assert (await store.ensure(asked)).is_proven

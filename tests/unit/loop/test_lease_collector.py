@@ -78,6 +78,7 @@ class Rig:
         self.upkeeps: list[Exception | None] = []
         self.rounds = self.news = 0
         self.rooms: list[ReportedStore | None] = []
+        self.room: ReportedStore | None = ROOM
         self.troubles: dict[str, str] = {}
         self.lease_collector = LeaseCollector(
             self.engine,  # type: ignore[arg-type]
@@ -114,7 +115,7 @@ class Rig:
         error = self.upkeeps.pop(0) if self.upkeeps else None
         if error:
             raise error
-        return Holdings(7, 3, 2, 1, ROOM)
+        return Holdings(7, 3, 2, 1, self.room)
 
     async def notice(self, *uses: tuple[str, str]) -> None:
         self.lease_collector.notice(await self.engine.observe(), set(uses))
@@ -152,6 +153,20 @@ async def test_what_is_not_used_any_more_is_let_go_and_the_engine_is_not_asked_i
     asked = keeper.engine.asked
     await keeper.review()
     assert keeper.engine.asked == asked
+
+
+async def test_what_was_said_before_the_engine_could_not_be_asked_is_evidence_no_more():
+    """R7 files-pinned: it is asked twice again before anything is let go of."""
+    keeper = Rig("X")
+    await keeper.notice()
+    await keeper.review()
+    keeper.engine.error = EngineUnreachable("away")
+    await keeper.review()
+    keeper.engine.error = None
+    await keeper.review()
+    assert keeper.store.ids == {"X"}
+    await keeper.review()
+    assert keeper.store.ids == set()
 
 
 async def test_what_others_changed_is_told_to_whoever_plans():
@@ -204,6 +219,9 @@ async def test_a_store_that_fails_is_looked_after_and_scrubbed_again_later():
     assert [gauge._value.get() for gauge in gauges] == [7, 3, 2, 1]
     damaged = ROOM.model_copy(update={"damaged": 1})
     assert keeper.rooms[:3] == [None, None, damaged], "of a store that fails it is not known"
+    keeper.room = None
+    await keeper.lease_collector._keep_store()
+    assert keeper.rooms[-1] is None, "nor where nobody can tell"
     keeper.rounds, keeper.upkeeps = 0, [OSError(5, "Input/output error")]
     async with during(keeper.lease_collector.scrub()):
         await eventually(lambda: keeper.rounds >= 3)
@@ -269,13 +287,13 @@ async def test_the_store_is_looked_after_a_few_times_a_minute():
     tracker = DrainTracker(GRACE, owns)
     collector = LeaseCollector(keeper.engine, keeper.store, tracker, keeper, monotonic=now)  # type: ignore[arg-type]
     collector.notice(await keeper.engine.observe(), set())
-    async with during(collector.run()), during(collector.scrub()):
+    async with during(collector.run()), during(collector.scrub()), during(collector.watch_sources()):
         await asyncio.sleep(1.0)
-        assert keeper.rounds == 2, "the first at once, so that a status says how much room there is"
+        assert keeper.rounds == 3, "the first at once, so that a status says how much room there is"
         await asyncio.sleep(59.0)
         assert keeper.store.ids == set()
         await asyncio.sleep(60.0)
-    assert 16 <= keeper.rounds <= 60, "both together"
+    assert 24 <= keeper.rounds <= 90, "all three together"
 
 
 async def test_a_problem_is_logged_once_until_it_is_another_or_was_over():
