@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock, call
 
 import grpc
 import pytest
@@ -58,7 +59,9 @@ async def test_a_caller_on_the_host_is_known_by_the_user_of_its_process(tmp_path
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
     assert not (tmp_path / "s").exists()
     assert not Path(served.socket.inner.removeprefix("unix:")).parent.exists()
-    failing = HostSocket(tmp_path / "s")
+    failing, writer = HostSocket(tmp_path / "s"), Mock()
+    await failing._serve(0, Mock(), writer)  # where gRPC does not answer
+    writer.close.assert_called_once_with()
     with pytest.raises(ZeroDivisionError):
         async with failing.listening():
             raise ZeroDivisionError
@@ -79,6 +82,15 @@ async def test_what_a_killed_process_left_is_replaced_and_what_is_no_socket_stay
         async with HostSocket(path).listening():
             pass
     assert path.read_text() == "mine"
+
+
+async def test_what_comes_waits_until_what_came_before_it_went_on():
+    """R16 bounded: where one end is slower than the other."""
+    source, target = asyncio.StreamReader(), Mock(drain=AsyncMock())
+    source.feed_data(b"x")
+    source.feed_eof()
+    await sockets._pump(source, target)
+    assert target.mock_calls == [call.write(b"x"), call.drain(), call.close()]
 
 
 @pytest.mark.parametrize("uid", [0, 7])

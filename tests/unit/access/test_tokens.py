@@ -11,6 +11,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from registry.access import tokens
 from registry.access.file import Issuer
 from registry.access.principal import Credential, Principal
 from registry.access.tokens import GOOD_SECONDS, MAX_TOKEN_CHARACTERS, PAUSE_SECONDS, KeySets, Tokens
@@ -99,15 +100,26 @@ async def test_a_token_is_verified_once_in_five_minutes_and_refused_when_it_expi
     token = signed()
     known = await world.tokens.verify(token)
     world.now += timedelta(seconds=299)
-    assert await world.tokens.verify(token) is known
+    assert await world.tokens.verify(token) is world.tokens.known(token) is known
     world.now += timedelta(seconds=1)
+    assert world.tokens.known(token) is None
     again = await world.tokens.verify(token)
     assert again is not known
     assert again.principal == known.principal
     world.now += timedelta(seconds=329)
-    assert await world.tokens.verify(token)
+    assert await world.tokens.verify(token) is world.tokens.known(token)
     world.now += timedelta(seconds=1)
+    assert world.tokens.known(token) is None
     assert "it has expired" in await world.refused(token)
+
+
+async def test_as_many_are_known_as_the_bound_and_what_was_shown_last_stays(monkeypatch):
+    """R16 bounded: of whoever comes with a new token for each call, too."""
+    monkeypatch.setattr(tokens, "MAX_KNOWN", 2)
+    world, shown = World(), [signed(sub=name) for name in "abc"]
+    for place in (0, 1, 0, 2):
+        await world.tokens.verify(shown[place])
+    assert [world.tokens.known(one) is not None for one in shown] == [True, False, True]
 
 
 @virtual
@@ -122,11 +134,21 @@ async def test_a_token_of_a_withdrawn_key_is_not_believed_for_long():
 
 
 @pytest.mark.parametrize(
-    ("claim", "value"), [*WRONG.items(), *((name, None) for name in ("iss", "aud", "exp", "sub", "repo"))]
+    ("claim", "value"),
+    [
+        *WRONG.items(),
+        ("verified", 1),
+        ("groups", ["g"] * 257),
+        ("groups", [7]),
+        *((name, None) for name in ("iss", "aud", "exp", "sub", "repo")),
+    ],
 )
 @virtual
 async def test_a_token_with_a_claim_that_is_wrong_or_missing_is_refused(claim, value):
-    assert (await World().refused(signed(**{claim: value}))).startswith("the token is not believed: ")
+    world = World(issuer(require={"repo": "a", "verified": True}))
+    whole = {"verified": True, "groups": ["g"] * 256}
+    assert await world.tokens.verify(signed(**whole))
+    assert (await world.refused(signed(**(whole | {claim: value})))).startswith("the token is not believed: ")
 
 
 @pytest.mark.parametrize("value", [True, "soon", float("inf"), 1 << 60, [], {}])

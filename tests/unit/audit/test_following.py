@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator
 from unittest.mock import Mock
 
 import pytest
+from structlog.testing import capture_logs
 
 from registry.etcd3.ops import Event, KeyValue, Put, Txn
-from registry.etcd3.stream import Changed, ListCause, Listed, Progressed
+from registry.etcd3.stream import Changed, Disconnected, ListCause, Listed, Progressed
 from registry.tools.audit import follow, output
 from registry.tools.audit.follow import AuditFollower, StoreWentBack
 from registry.tools.audit.lines import BeginLine, LinePosition, SeenLine, encode_line
@@ -49,8 +50,8 @@ def told_in(tmp_path) -> list[dict]:
 
 def test_a_list_amid_the_following_doubles_no_line(tmp_path, monkeypatch):
     """A5 tamper-evident: where a compaction went past what was followed, all that stands is read anew."""
-    places = ((b"p/4", 3), (b"p/3", 5), (b"p/2", 7), (b"p/1", 8))
-    old, first, second, third = (KeyValue(KEYS.audits() + name, b"{}", at, at, 1) for name, at in places)
+    places = ((b"p/4", 3), (b"p/3", 5), (b"p/2", 7), (b"p/1", 8), (b"p/5", 10), (b"p/6", 11))
+    old, first, second, third, tenth, last = (KeyValue(KEYS.audits() + name, b"{}", at, at, 1) for name, at in places)
     monkeypatch.setattr(follow, "Reflector", Mock())
     sink = LineFile(tmp_path / "f", 0)
     follower = AuditFollower(Mock(), KEYS, sink, Mock())
@@ -59,25 +60,37 @@ def test_a_list_amid_the_following_doubles_no_line(tmp_path, monkeypatch):
     follower._take(Listed(8, (third, second, first, old), 1, ListCause.COMPACTED))
     with pytest.raises(StoreWentBack, match="at revision 9, and 8 was written already"):
         follower._take(Listed(9, (), 1, ListCause.WENT_BACK))
+    follower._take(Changed(10, (Event(tenth.key, 10, tenth),)))
+    sink.close()
+    sink = LineFile(tmp_path / "f", 0)
+    again = AuditFollower(Mock(), KEYS, sink, Mock())
+    again._take(Changed(11, (Event(last.key, 11, last),)))
+    again._take(Listed(11, (tenth, last), 1, ListCause.COMPACTED))
     sink.close()
     told = told_in(tmp_path)
-    assert [line["key"] for line in told if "key" in line] == [f"audit/p/{number}" for number in (4, 3, 2, 1)]
-    assert [line["hole"] for line in told if "hole" in line] == [{"after": 5, "before": 8}]
+    assert [line["key"] for line in told if "key" in line] == [f"audit/p/{number}" for number in (4, 3, 2, 1, 5, 6)]
+    assert [line["hole"] for line in told if "hole" in line] == [
+        {"after": 5, "before": 8},
+        {"after": 11, "before": 11},
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "seen"), [(600.0, [9]), (0.0, [5, 9])])
 async def test_what_is_read_without_a_record_is_noted_at_times_and_at_the_end(tmp_path, monkeypatch, seconds, seen):
     """A5 tamper-evident: else a later compaction would be told as a hole. Each once, and never one that is behind."""
 
-    async def news() -> AsyncGenerator[Progressed, None]:
+    async def news() -> AsyncGenerator[Progressed | Disconnected, None]:
         for revision in (5, 4, 9, 9):
             yield Progressed(revision)
+            yield Disconnected("away")
 
     monkeypatch.setattr(follow, "SEEN_SECONDS", seconds)
     monkeypatch.setattr(follow, "Reflector", Mock(return_value=Mock(stream=news)))
     sink = LineFile(tmp_path / "f", 0)
-    await AuditFollower(Mock(), KEYS, sink, Mock()).run()
+    with capture_logs() as logged:
+        await AuditFollower(Mock(), KEYS, sink, Mock()).run()
     sink.close()
+    assert [(one["event"], one["times"]) for one in logged] == [("etcd_disconnected", 1)]
     assert [line["seen"]["revision"] for line in told_in(tmp_path)[1:]] == seen
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from registry.etcd3.ops import Delete, Put, Txn
+from registry.etcd3.ops import Delete, Event, KeyValue, Put, Txn
 from registry.runtime.clock import rfc3339
 from registry.store.writer import audit_id
 from registry.tools.audit.compare import AuditedStore, compare
@@ -68,6 +68,7 @@ async def test_what_is_written_past_the_admin_service_is_found(world: Audited, s
             await world.put(key, json.loads(value) | fields if fields else value)
     found = [f"{one}" for one in await world.verify()]
     assert any(told in one for one in found), found
+    assert {one[:2] for one in found} <= {"A5", "W2", "W7"}, "of the audit alone"
 
 
 async def removed_trail(world: Audited) -> None:
@@ -164,9 +165,12 @@ async def test_what_was_followed_is_vouched_for_after_its_time_too(world: Audite
     assert any("a change without a record, or" in one for one in found), found
 
 
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
 def line_at(revision: int, minutes: int) -> RecordLine:
     """A record that was made so many minutes after noon."""
-    at = datetime(2026, 1, 1, 12, tzinfo=UTC) + timedelta(minutes=minutes)
+    at = NOON + timedelta(minutes=minutes)
     return RecordLine(revision, f"audit/p/{audit_id(at)}", {"at": rfc3339(at)})
 
 
@@ -183,6 +187,8 @@ def test_times_go_on_as_far_as_clocks_agree(minutes, is_found):
     lines = [line_at(number, one) for number, one in enumerate(minutes, 1)]
     told = [one.message.partition(" ")[2] for one in compare([BeginLine(0), *lines], 0, replace(EMPTY, revision=0))]
     assert told == [OLDER] * is_found
+    refusal = replace(line_at(1, 30), key=f"audit/_/denied/{audit_id(NOON)}")
+    assert compare([BeginLine(0), refusal, line_at(2, 0)], 0, replace(EMPTY, revision=0)) == [], "of another clock"
 
 
 @pytest.mark.parametrize(
@@ -199,11 +205,36 @@ def test_a_file_goes_on_where_the_one_before_ended(lines, is_found):
     assert [one.where for one in compare(lines, 0, EMPTY)] == [f"line {len(lines)}"] * is_found
 
 
-@pytest.mark.parametrize(("revision", "is_found"), [(4, True), (5, True), (6, False)])
-def test_a_file_has_no_record_of_before_its_beginning(revision, is_found):
-    """A5 tamper-evident."""
-    found = compare([BeginLine(5), line_at(revision, 0)], 5, replace(EMPTY, revision=0))
-    assert [one.message for one in found] == [f"revision {revision} does not come behind 5"] * is_found
+@pytest.mark.parametrize(
+    ("revisions", "is_found"), [([4], True), ([5], True), ([6], False), ([6, 6], False), ([7, 6], True)]
+)
+def test_a_file_has_no_record_of_before_its_beginning(revisions, is_found):
+    """A5 tamper-evident; nor of before the last, but several of one revision."""
+    found = compare([BeginLine(5), *(line_at(one, 0) for one in revisions)], 5, replace(EMPTY, revision=0))
+    told = f"revision {revisions[-1]} does not come behind {max(5, *revisions)}"
+    assert [one.message for one in found] == [told] * is_found
+
+
+@pytest.mark.parametrize(("revision", "is_found"), [(4, False), (5, True), (6, False), (9, True), (10, False)])
+def test_what_etcd_never_had_is_known_as_far_as_its_history_goes(revision, is_found):
+    """A5 tamper-evident: neither of what it has forgotten, nor of what it was not asked for yet."""
+    line = line_at(revision, 0)
+    put = KeyValue(f"/t/{line.key}".encode(), b"{}", 6, 6, 1)
+    store = replace(EMPTY, revision=9, steps=(HistoryBase(4, ()), Revision(6, (Event(put.key, 6, put),))))
+    found = [one.message for one in compare([BeginLine(0), line], 0, store)]
+    assert found == ["etcd never had it: invented"] * is_found
+
+
+@pytest.mark.parametrize(
+    ("revision", "reaches", "seconds", "is_found"),
+    [(5, 4, 59, False), (5, 4, 61, True), (5, 5, 0, True), (5, 4, None, True), (2, 4, 61, False), (3, 4, 61, True)],
+)
+def test_a_record_has_its_line_within_a_minute(revision, reaches, seconds, is_found):
+    """A5 tamper-evident: at once where the file goes on behind it, or where its id does not tell when it was made."""
+    key = "audit/p/1" if seconds is None else f"audit/p/{audit_id(EMPTY.now - timedelta(seconds=seconds))}"
+    store = replace(EMPTY, kvs={key: KeyValue(b"", b"{}", revision, revision, 1)})
+    found = [one.message for one in compare([BeginLine(2), SeenLine(reaches)], 2, store)]
+    assert found == ["it has no line: removed from the file"] * is_found
 
 
 def changed(revision: int, before: str, after: str, **more: Any) -> RecordLine:
@@ -230,6 +261,25 @@ def test_a_change_begins_with_what_the_one_before_left(lines, days, is_found):
     store = replace(EMPTY, revision=0, now=datetime(2026, 1, 1, 13, tzinfo=UTC) + timedelta(days=days))
     found = [one.message for one in compare([BeginLine(0), *lines], 0, store)]
     assert any("a change without a record, or" in one for one in found) is is_found, found
+
+
+@pytest.mark.parametrize(
+    ("stands", "revision", "seen", "told"),
+    [
+        (b'{"a": 1}', 3, [], ""),
+        (b'{"b": 1}', 3, [], "it is not what line 2, "),
+        (b'{"a": 1}', 5, [], ""),
+        (b'{"a": 1}', 5, [SeenLine(3)], "no record is of its revision"),
+        (b'{"a": 1}', 2, [SeenLine(3)], ""),
+        (None, 0, [], ""),
+        (None, 0, [SeenLine(3)], "it is gone: deleted without a record"),
+    ],
+)
+def test_what_stands_is_what_its_last_record_left(stands, revision, seen, told):
+    """A5 tamper-evident: unless there may have been a later one whose time is up."""
+    kvs = {} if stands is None else {"adapters/p/acme%2Fa": KeyValue(b"", stands, revision, revision, 1)}
+    found = compare([BeginLine(0), changed(3, "x", "a"), *seen], 0, replace(EMPTY, revision=0, kvs=kvs))
+    assert [told in one.message for one in found] == [True] * bool(told)
 
 
 def edit_of(number: int, **more: Any) -> Edit:
@@ -326,7 +376,7 @@ async def test_what_is_compacted_between_two_parts_is_read_anew(world: Audited, 
     async def overtaken(*arguments: Any, **options: Any) -> list[Step]:
         if store.compacted < third:
             store.compact(third)
-        return await read(*arguments, **options)
+        return [*await read(*arguments, **options), Revision(1 << 40, ())]
 
     store.compact(3)
     monkeypatch.setattr(export, "read_range", overtaken)
@@ -334,7 +384,7 @@ async def test_what_is_compacted_between_two_parts_is_read_anew(world: Audited, 
     assert isinstance(base, HistoryBase)
     assert base.revision == third
     assert {kv.key for kv in base.kvs} >= {kv.key for kv in world.audits()[:3]}
-    assert all(one.revision > third for one in later)
+    assert all(third < one.revision < 1 << 40 for one in later), "what comes later is not known of all parts"
 
 
 @audited

@@ -67,7 +67,9 @@ def test_an_ecdsa_key_writes_a_bundle_over_all_files_of_the_folder(
     assert set(signed.sha256) == {"adapter_config.json", "adapter_model.safetensors", "notes/README.md"}
     assert read_signing_key(public).made(read_bundle(content))
     assert not list(tmp_path.glob(".adapter.*"))
-    assert cli("sign", str(adapter), "--key", "key.pem", *["--name", "a"] * 64).code == 0, "as many as a bundle may have"
+    assert cli("sign", str(adapter), "--key", "key.pem", *["--name", "a"] * 64).code == 0, (
+        "as many as a bundle may have"
+    )
 
 
 def test_a_certificate_goes_into_the_bundle_and_a_script_gets_its_path(cli, adapter, tmp_path):

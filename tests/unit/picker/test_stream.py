@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from registry.picker import answers
+from registry.picker import answers, stream
 from registry.picker import ext_proc_pb2 as ext
 from registry.picker.loads import Loads
 from registry.picker.metrics import PickerMetrics
@@ -92,8 +92,13 @@ def body(content: object, *, ends: bool = True) -> ext.ProcessingRequest:
     return ext.ProcessingRequest(request_body=ext.HttpBody(body=sent, end_of_stream=ends))
 
 
-async def test_a_body_that_is_kept_back():
+async def test_a_body_that_is_kept_back(monkeypatch):
+    """R16 bounded: only until it goes on, however long the answer takes then."""
+    turns: list[stream._Turn] = []
+    made = stream._Turn
+    monkeypatch.setattr(stream, "_Turn", lambda *told, **more: turns.append(made(*told, **more)) or turns[-1])
     first, second = await World().answered(head(), body({"model": "sql"}))
+    assert [one.body for one in turns] == [[]]
     assert first == answers.CONTINUE
     assert second.request_body.response.body_mutation.body == b'{"model": "sql@1"}'
 
@@ -130,8 +135,9 @@ async def test_later_messages_go_on_as_they_are():
     assert answer == ext.ProcessingResponse(response_body=ext.BodyResponse()), "what is not streamed goes on by itself"
     late = (await World().answered(head(DUPLEX), body({}), body(b"y")))[-1]
     assert late.request_body.response.body_mutation.streamed_response.body == b"y"
-    kept = (await World().answered(head(), body({}), body(b"y")))[-1]
-    assert kept == ext.ProcessingResponse(request_body=ext.BodyResponse()), "what is not streamed goes on by itself"
+    for before in ((head(), body({})), ()):
+        kept = (await World().answered(*before, body({"model": "sql"})))[-1]
+        assert kept == ext.ProcessingResponse(request_body=ext.BodyResponse()), "what is not streamed goes on by itself"
 
 
 PART = body(b"x" * 15, ends=False)
@@ -147,6 +153,8 @@ PART = body(b"x" * 15, ends=False)
         ([head(x_loraplane_min_revision="1" * 19)], 400, "invalid_request"),
         ([head(), body({"model": "nope"})], 404, "model_not_found"),
         ([head(content_length="21")], 413, "request_too_large"),
+        ([head(content_length="many"), body({})], 400, "invalid_request"),
+        ([head(content_length="9" * 5000)], 413, "request_too_large"),
         ([head(content_length="20"), body(b"x" * 20)], 400, "invalid_request"),
         ([head(content_length="20"), body(b"x" * 21)], 413, "request_too_large"),
         ([head(DUPLEX), PART, PART], 413, "request_too_large"),
@@ -163,7 +171,8 @@ async def test_what_cannot_be_sent_on_is_one_clear_error(messages, status, code)
 async def test_a_gateway_that_does_not_say_how_it_sends_bodies_keeps_them_back():
     old = head(MODES.NONE)
     old.ClearField("protocol_config")
-    assert len(await World().answered(old, body({"model": "sql"}))) == 2
+    _, answer = await World().answered(old, body({"model": "sql"}))
+    assert answer.request_body.response.body_mutation.body == b'{"model": "sql@1"}'
 
 
 async def test_the_registry_is_away():
@@ -177,6 +186,9 @@ async def test_the_registry_is_away():
     assert await fail_open.error(*ask) == (503, "registry_not_known")
     _, answer = await fail_open.answered(head(subset=["b:1", "a:1"]), body({"model": "sql"}))
     assert answer.dynamic_metadata["envoy.lb"][answers.DESTINATION] == "a:1"  # type: ignore[index]
+    known = World(rules=PickRules(fail_open=True))
+    _, answer = await known.answered(head(subset=["10.0.0.1:8000", "10.0.0.0:1"]), body({"model": "sql"}))
+    assert answer.dynamic_metadata["envoy.lb"][answers.DESTINATION] == "10.0.0.1:8000"  # type: ignore[index]
 
 
 async def test_a_pool_of_which_nothing_is_told_takes_no_other_one_with_it():
@@ -243,6 +255,7 @@ async def test_a_request_counts_until_its_stream_ends_and_a_picker_that_stops_en
     world.picker.stop()
     await tasks[1]
     assert (world.loads.in_flight, tasks[0].cancelled(), tasks[2].done()) == (0, True, False)
+    assert (tasks[1].cancelling(), world.picker._waiting) == (0, set())
     tasks[2].cancel()
     await asyncio.wait(tasks)
     after = Wire([head(), body({"model": "sql"})], is_held=True)
