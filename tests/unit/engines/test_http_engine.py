@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -35,6 +36,7 @@ from sidecar.engines.others.http_engine import HttpEngine
 from sidecar.engines.transport import GetRequest, Lost, NotSent, PostRequest, Reply, Request
 from sidecar.engines.vllm.http import VllmHttp
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
+from tests.support.waiting import eventually
 
 URL = "http://127.0.0.1:8000"
 Answer = Reply | Lost
@@ -445,6 +447,30 @@ async def test_what_one_slot_may_have_heard_counts_until_it_answers(server, proc
         await engine.observe()
     process[:] = ["p1"]
     assert isinstance(await engine.swap("y", path, path, request_id="r"), Unknown), "it restarted meanwhile"
+
+
+async def test_what_one_slot_is_told_again_comes_before_what_is_newer(server, process, tmp_path):
+    """R4: else the engine would have the old weights, and its sidecar know of the new ones."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir(), new.mkdir()
+    engine, send, going = axolotl(server, None), server.send, asyncio.Event()
+    await engine.load("x", str(old), request_id="r")
+
+    async def late(requests: Sequence[Request], *args: Any, **more: Any) -> Any:
+        if isinstance(requests[0], PostRequest):
+            server.send = send  # type: ignore[method-assign]
+            await going.wait()
+        return await send(requests, *args, **more)
+
+    server.send = late  # type: ignore[method-assign]
+    looking = asyncio.create_task(engine.observe())
+    await eventually(lambda: server.send == send)
+    swapping = asyncio.create_task(engine.swap("x", str(old), str(new), request_id="r"))
+    await asyncio.wait([swapping], timeout=0.1)
+    going.set()
+    assert (dict((await looking).adapters), await swapping) == ({"x": str(old)}, Done())
+    assert isinstance(last := server.sent[-1][0], PostRequest)
+    assert str(new) in last.body.values()
 
 
 async def test_what_one_slot_was_not_told_is_not_recorded(server, process, tmp_path, monkeypatch):

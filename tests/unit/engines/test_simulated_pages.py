@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sidecar.engines.simulated.app import make_app
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
+from sidecar.vllm_plugin.answers import AnswerProofs
 from tests.support.engine_in_memory import PLAIN, InMemory, answer_of
 
 LOAD, UNLOAD, COMPLETIONS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
@@ -35,6 +37,13 @@ async def test_its_pages_say_what_it_was_started_with(a):
     cards = read(await way.ask("GET", "/v1/models"))[1]["data"]
     told = [(card["id"], card["root"], card["parent"], card["max_model_len"]) for card in cards]
     assert told == [("base", "/models/base", None, 512), ("x", a, "base", None)]
+
+
+@pytest.mark.parametrize(("plugin", "runtime_lora"), [(True, True), (True, False), (False, True)])
+def test_only_a_plugin_puts_proofs_on_answers(plugin, runtime_lora):
+    """R26: and without updates at run time it is not asked."""
+    app = make_app(SimulatedVllm(replace(PLAIN, plugin=plugin, runtime_lora=runtime_lora)))
+    assert [one.cls for one in app.user_middleware] == ([AnswerProofs] if plugin and runtime_lora else [])
 
 
 async def test_a_completion_is_of_the_model_that_it_names(a):

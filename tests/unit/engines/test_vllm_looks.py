@@ -342,13 +342,16 @@ async def test_a_connector_that_shows_only_once_it_is_used_makes_names_keep_thei
     The next process is not given other weights under that name before it has had a request, by which alone it tells.
     """
     engine = SimulatedVllm(replace(PLAIN, kv_connectors=("Own",)))
-    driver, _ = driver_of(engine)
+    driver, way = driver_of(engine)
     await driver.observe()
     assert driver.is_concurrent is True
     await engine.generate(None, "p", 1)
     found = await driver.observe()
     assert (found.facts.swap, [one.reason for one in found.facts.hazards]) == ("refused", ["kv_connector"])
     assert driver.is_concurrent is False
+    way.together.clear()
+    assert (await driver.observe()).facts == found.facts
+    assert way.together == [PAGES], "R16: what is known is not looked at twice"
     assert await driver.load("x", a, request_id="r") == Done()
     engine.started_at += 1
     engine.tokens = engine.prompt_tokens = 0

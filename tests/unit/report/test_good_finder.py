@@ -128,6 +128,18 @@ async def test_what_comes_to_lack_while_it_reads_is_read_at_once():
 
 
 @virtual
+async def test_where_history_has_nothing_nobody_is_asked():
+    """R16 bounded."""
+    scene = Scene()
+    scene.live("r2", 2)
+    for generation in (1, 2):
+        scene.store.delete(KEYS.history(POOL, "a", generation))
+    scene.report()
+    await scene.run(0.1)
+    assert (scene.client.listed, scene.client.asked) == (1, 0)
+
+
+@virtual
 async def test_of_a_large_pool_some_are_asked():
     """R16 bounded."""
     scene = Scene()

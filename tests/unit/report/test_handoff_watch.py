@@ -191,8 +191,11 @@ async def test_others_are_those_who_live_and_do_not_leave(scene):
         status = serving(1).model_copy(update={"replica": name, **changes}).to_bytes()
         puts = Put(KEYS.replica(POOL, name), told, LEASE), Put(KEYS.status(POOL, name), status, lease)
         scene.store.txn(Txn((), puts))
+    told = presence("broken", labels={"name": "broken"}).to_bytes()
+    puts = Put(KEYS.replica(POOL, "broken"), told, LEASE), Put(KEYS.status(POOL, "broken"), b"?", LEASE)
+    scene.store.txn(Txn((), puts))
     found = {one.labels["name"]: one.ready for one in await scene.handoff_watch.others("this")}
-    assert found == {"ready": True, "starting": False, "stale": False}
+    assert found == {"ready": True, "starting": False, "stale": False, "broken": False}
 
 
 @virtual

@@ -37,6 +37,7 @@ def test_a_use_is_told_by_the_revision_before_which_it_was_whatever_generation_i
     news = activity({"acme/a@3": 10.9, "d": 11.1, "c": 0.0, "gone": 0.0}, {"acme/a@2": 1, "d": 0})
     second = followed(first, UseLook("e", news, 20, 108.0, 110.0), 20, DESIRED)
     assert second.used == {"acme%2Fa": 21, "c": 21}
+    assert reported_uses(second, 20, LIVES).names == [("Acme/A", 21)], "of others nobody asks"
     left = desired(kv("Acme/A", 1, **USE), kv("d", 4, load="lazy", **USE))
     third = followed(second, UseLook("e", activity({"acme/a": 30.0}, {"d": 2}), 30, 120.0, 120.0), 20, left)
     assert third.used == {"acme%2Fa": 21, "d": 31}, "R16: of what is deleted nothing is remembered"

@@ -75,6 +75,18 @@ def test_what_is_not_used_for_ten_minutes_goes():
     assert world.residents() == ""
 
 
+def test_an_answer_is_a_use_of_its_time():
+    """docs/lazy.md: of several the last; an earlier one that is told late takes nothing away."""
+    world = World()
+    world.look("a", now=0.0)
+    for at in (1.0, 500.0, 400.0):
+        world.tell("a", at=at)
+    world.look("a", now=1100.0)
+    assert world.residents() == "a"
+    world.look("a", now=1100.1)
+    assert world.residents() == ""
+
+
 def test_an_answer_counts_for_as_long_as_an_engine_needs_it():
     """R7 files-pinned: two minutes for its files; ten seconds to be listed; two to be bound to a request."""
     world = World()

@@ -220,8 +220,10 @@ def serve(*coming: PlayedConnection | OSError, seconds: float = 0.0, error: Exce
     answers.seconds, answers.error = seconds, error
 
     async def run() -> None:
-        serving = asyncio.create_task(ResolverServer(None, answers).run())  # type: ignore[arg-type]
+        server = ResolverServer(None, answers)  # type: ignore[arg-type]
+        serving = asyncio.create_task(server.run())
         done, _ = await asyncio.wait([serving], timeout=60)
+        assert not server._serving, "R16 bounded: of what has ended nothing is kept"
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=not done)
 
