@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from registry.access import tokens
 from registry.access.file import Issuer
 from registry.access.principal import Credential, Principal
-from registry.access.tokens import GOOD_SECONDS, MAX_TOKEN_CHARACTERS, PAUSE_SECONDS, KeySets, Tokens
+from registry.access.tokens import GOOD_SECONDS, MAX_TOKEN_CHARACTERS, PAUSE_SECONDS, KeySets, Tokens, fetched
 from registry.model.errors import Unauthenticated
 from tests.simulation.loop import virtual
+from tests.unit.runtime.test_http import served
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -239,11 +244,12 @@ async def test_a_new_key_is_found_at_once_but_unknown_ones_are_looked_for_every_
         {"keys": [public("ES256", EC) | {"x": "A" * 1000}]},
         {"keys": [public("RS256", RSA) | {"n": ""}]},
         {"keys": [[]]},
+        {"keys": [public("RS256", RSA)]},
     ],
 )
 @virtual
 async def test_the_last_good_keys_count_for_an_hour_where_an_issuer_is_down_or_lies(answer):
-    world = World()
+    world = World(issuer(algorithms=["ES256"]))
     world.now += timedelta(days=-1)
     await world.tokens.verify(signed())
     world.answer = answer
@@ -281,6 +287,38 @@ async def test_nobody_waits_for_an_issuer_that_hangs_whose_key_is_known():
         assert await world.tokens.verify(signed(jti="1"))
     await stranger
     assert world.asked == 2
+    world.answer = OSError("down")
+    await asyncio.sleep(GOOD_SECONDS)
+    stranger = asyncio.ensure_future(world.refused(signed(key_id="unknown")))
+    await asyncio.sleep(0.1)
+    assert "has no key 'k'" in await world.refused(signed(jti="2")), "nor is it known for ever"
+    await stranger
+
+
+async def dribbled() -> AsyncIterator[bytes]:
+    while True:
+        yield b" "
+        await asyncio.sleep(0.01)
+
+
+ODD = {
+    "/none": Response(b"{}", 404),
+    "/elsewhere": RedirectResponse("/keys"),
+    "/large": Response(bytes(tokens.MAX_BYTES + 1)),
+    "/slow": StreamingResponse(dribbled()),
+}
+
+
+async def test_keys_are_fetched_whole_in_time_and_from_where_the_access_file_says(monkeypatch):
+    """R16 bounded, A1 named: what an error or another address has to say are no keys."""
+    kept = {"/keys": Response(b"{}"), "/most": Response(bytes(tokens.MAX_BYTES))}
+    async with served([Route(path, lambda _, it=it: it) for path, it in (kept | ODD).items()]) as port:
+        found = [await fetched(f"http://{port.address}{path}") for path in kept]
+        assert [*map(len, found)] == [2, tokens.MAX_BYTES]
+        for path in ODD:
+            monkeypatch.setattr(tokens, "FETCH_SECONDS", 0.2 if path == "/slow" else 60.0)
+            with pytest.raises((httpx.HTTPError, TimeoutError, ValueError)):
+                await fetched(f"http://{port.address}{path}")
 
 
 @virtual

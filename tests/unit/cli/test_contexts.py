@@ -17,10 +17,11 @@ from registry.cli.contexts import ContextFile, load_contexts
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.main import run
 from registry.cli.removal import agree
-from registry.cli.session import GlobalOptions, Session, pool_or_only, request_id_or_new, session_from
+from registry.cli.session import GlobalOptions, NamedToken, Session, pool_or_only, request_id_or_new, session_from
 from registry.cli.views.output import Format, Output
 from registry.client.address import Tls
 from registry.client.contexts import AdminContext, context_path
+from registry.client.credentials import TokenCommand, TokenFile
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, connected
 from tests.support.ran import Ran
@@ -87,7 +88,7 @@ def test_a_file_that_cannot_be_understood_is_not_guessed_at(call, prod, text, to
 
 
 CA, CERT, KEY = Path("/c/ca"), Path("/c/cert"), Path("/c/key")
-PROD = AdminContext("p:1", str(CA), str(CERT), str(KEY), "dev", protected=True)
+PROD = AdminContext("p:1", str(CA), str(CERT), str(KEY), pool="dev", protected=True)
 BARE = AdminContext("b:1")
 TYPED = Tls(Path("/t/ca"), Path("/t/cert"), Path("/t/key"))
 
@@ -102,10 +103,15 @@ def two(tmp_path, monkeypatch) -> ContextFile:
 
 
 def session(
-    admin: str | None = None, context: str | None = None, *typed: str, tls: Tls | None = None, command: str = "get"
+    admin: str | None = None,
+    context: str | None = None,
+    *typed: str,
+    tls: Tls | None = None,
+    command: str = "get",
+    token: NamedToken | None = None,
 ) -> Session:
     output = Output(Format.CUSTOM_COLUMNS, "NAME:.name")
-    return session_from(GlobalOptions(admin, context, output, tls or Tls(), typed), command)
+    return session_from(GlobalOptions(admin, context, output, tls or Tls(), typed, token or NamedToken()), command)
 
 
 CHOICES = {
@@ -342,13 +348,18 @@ def test_certificates_are_those_of_the_context_unless_they_are_typed(two):
     assert session(tls=TYPED).tls == Tls(CA, CERT, KEY)
     assert session(None, None, "tls_ca", "tls_cert", "tls_key", tls=TYPED).tls == TYPED
     assert session(None, "bare", tls=TYPED).tls == Tls(None, None, None)
+    file, program = NamedToken(Path("/t/token")), NamedToken(command="print it")
+    assert session(None, None, "token_file", token=file).token == TokenFile(Path("/t/token"))
+    assert session(None, None, "token_command", token=program).token == TokenCommand(["print", "it"])
+    assert (session(token=file).token, session("a:1", token=file).token) == (None, TokenFile(Path("/t/token")))
 
 
 @pytest.mark.parametrize("command", ["completion", "config", "dev", "digest", "explain", "schema"])
 def test_commands_that_ask_no_service_read_no_contexts(two, monkeypatch, command):
     """W3: of request ids one that is given stays, two that are made differ."""
     two.path.write_text("{")
-    assert session("a:1", "none", "admin", "named_context", command=command).context is None
+    both = NamedToken(Path("/t/token"), "print it")
+    assert session("a:1", "none", "admin", "named_context", command=command, token=both).context is None
     with pytest.raises(CliError):
         session()
     monkeypatch.setenv("LORAPLANE_CONFIG", str(two.path.parent / "none.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -394,6 +395,11 @@ def test_a_service_that_speaks_tls_where_we_do_not_or_the_other_way_is_named(tmp
     with service(None) as address:
         found = command._unreachable(Session(address, Format.TABLE, Tls()), away)
     assert "speaks no TLS" in found.finding, "the calls were made with the certificates of a stack"
+    asked: list[tuple[str | None, Tls]] = []
+    monkeypatch.setattr(command, "access_of", lambda *_: None)
+    monkeypatch.setattr(Session, "client", lambda one, _: asked.append((one.named_admin, one.tls)) or nullcontext())
+    assert command._look_at_access(Session("a:1", Format.TABLE, Tls()), Mock(), ["o:1"], 1.0) == []
+    assert asked == [("o:1", Tls(ca=Path(files.ca)))], "as those of its other admin services are"
 
 
 @pytest.mark.parametrize(

@@ -159,10 +159,12 @@ def test_the_ring_of_a_sidecar(cli, admin):
     started = {"at": ago(2), "event": "started", "name": "", "generation": 0, "message": "\x1b", "number": 1}
     old = {"at": ago(100), "event": "loaded", "name": "sql"}
     odd = {"at": "1 January", "event": ["?"], "name": 7, "generation": "x"}
-    with sidecar(ring(odd, old, started, swapped, "?")) as address:
+    unzoned = {"at": "2026-01-01T00:00:00", "event": "loaded", "name": "b"}
+    with sidecar(ring(odd, unzoned, old, started, swapped, "?")) as address:
         whole = cli("-o", "json", "events", "--sidecar", address)
         one = cli("events", "SQL", "--sidecar", address)
-    assert set(shown(whole)) == {"replica r1 r1", "started replica r1 r1 \x1b", "swapped adapter sql r1 3"}
+    told = {"replica r1 r1", "loaded adapter b r1", "started replica r1 r1 \x1b", "swapped adapter sql r1 3"}
+    assert set(shown(whole)) == told
     assert ([line.split()[1] for line in one.out.splitlines()[1:]], admin.requests) == (["swapped"], [])
 
 

@@ -77,14 +77,23 @@ def test_a_file_is_kept_and_changed_as_a_whole(fleet, cli: Cli, monkeypatch, tmp
 
 
 def test_what_a_router_cannot_be_told_is_noted_once(fleet, cli: Cli, monkeypatch, tmp_path):
+    """And once more where it was so no longer."""
     monkeypatch.setattr(router_config, "AGAIN_SECONDS", 0.0)
-    named = replica("r1", engine_url="http://a.name:80")
-    fleet.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[named])]
+    named = pb.ListReplicasResponse(replicas=[replica("r1", engine_url="http://a.name:80")])
+    fleet.answers["ListReplicas"] = [named, named, pb.ListReplicasResponse(replicas=[replica("r2")]), named]
     fleet.answers["WatchAdapters"] = [[Hold()], [ENOUGH]]
-    fleet.answers["WatchResidency"] = [[served("r1"), served(), AWAY], [Hold()]]
+    fleet.answers["WatchResidency"] = [[served("r1"), served(), served("r1"), served(), AWAY], [Hold()]]
     ran = cli("export", "llm-d-endpoints", "--watch", str(tmp_path / "endpoints.yaml"))
-    assert (ran.code != 0, ran.err.count("has no IPv4 address")) == (True, 1)
+    assert (ran.code != 0, ran.err.count("has no IPv4 address")) == (True, 2)
     assert ran.err.index("has no IPv4 address") < ran.err.index("endpoints.yaml: written")
+
+
+def test_a_file_is_not_waited_for_without_a_first_state(fleet, cli: Cli, tmp_path):
+    """Whoever starts it is told that the service is away."""
+    fleet.answers["WatchAdapters"] = [[Hold()], [ENOUGH]]
+    fleet.answers["WatchResidency"] = [[AWAY], [Hold()]]
+    assert cli("export", "ipp-configmap", "--watch", str(tmp_path / "models.yaml")).code == 6
+    assert not (tmp_path / "models.yaml").exists()
 
 
 def test_standard_output_is_no_file_that_is_replaced(cli, fleet):

@@ -162,16 +162,20 @@ def test_a_fork_has_a_loop_of_its_own(loop):
 
 def test_closing_ends_what_other_threads_wait_for_and_leaves_the_other_loops_their_work(loop):
     """They share a thread, and nothing else. A command that fails does not wait for all streams."""
-    numbers, other = Numbers(1), BackgroundLoop()
+    numbers, other, ended = Numbers(1), BackgroundLoop(), list[bool]()
+
+    async def last() -> None:
+        ended.append(numbers.ended.is_set())
+
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(list, loop.each(numbers.count()))
         assert numbers.waits.wait(60)
         other.close()
         assert not numbers.ended.is_set()
-        loop.close()
+        loop.close(last)
         with pytest.raises(CancelledError):
             waiting.result(60)
-    assert numbers.ended.is_set()
+    assert ended == [True], "what is last comes last"
 
 
 @pytest.mark.parametrize("by", ["generator", "loop"])
@@ -183,6 +187,7 @@ def test_a_generator_that_is_left_or_that_nobody_waits_for_is_closed(by):
     (loop if by == "loop" else items).close()
     assert numbers.ended.is_set()
     items.close()
+    assert (loop._generators, loop._tasks) == (set(), set())
     loop.close()
 
 

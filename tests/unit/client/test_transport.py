@@ -24,6 +24,7 @@ from registry.client.adapters import Published
 from registry.client.address import Tls
 from registry.client.channel import open_channel
 from registry.client.errors import KIND_OF, CallErrors
+from registry.client.handshake import HandshakeTrouble
 from registry.client.transport import AdminCalls
 from registry.model.errors import (
     RETRY_AFTER,
@@ -112,6 +113,16 @@ async def test_a_call_is_repeated_as_long_as_there_is_time(clock, calls, timeout
             assert await calls.repeated(attempt(clock, takes, given, failures=6), seconds) == "answer"
             assert clock.pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
         assert given == expected
+
+
+@pytest.mark.parametrize(("seconds", "pauses"), [(30.0, [0.2, 0.4, 0.4]), (0.5, [0.2])])
+async def test_a_handshake_that_cannot_succeed_is_told_after_a_second(monkeypatch, clock, calls, seconds, pauses):
+    """A6 rotates: until then one side may have new files before the other. No later than the time is up."""
+    found = AsyncMock(return_value=HandshakeTrouble("it is another's", "name its own"))
+    monkeypatch.setattr(transport, "found_trouble", found)
+    with pytest.raises(Unavailable, match="it is another's"):
+        await calls.repeated(attempt(clock, 0.0, []), seconds)
+    assert clock.pauses == pauses
 
 
 def streams(admin: FakeAdmin, clock: PlayedTime, *scripts: list[Any]) -> None:
@@ -320,7 +331,9 @@ async def test_one_call_too_many_is_repeated_when_the_service_says_so(clock, cal
     """If that is in time; and a refusal for another cause is not."""
     later = ResourceExhausted(Reason.TOO_MANY_CALLS, "too many", metadata={RETRY_AFTER: "0.25"})
     assert await calls.repeated(attempt(clock, 0.0, [], failures=2, error=later), 5.0) == "answer"
-    assert clock.pauses == [0.25, 0.25]
+    at_once = ResourceExhausted(Reason.TOO_MANY_CALLS, "too many", metadata={RETRY_AFTER: "0"})
+    assert await calls.repeated(attempt(clock, 0.0, [], failures=1, error=at_once), 5.0) == "answer"
+    assert clock.pauses == [0.25, 0.25, 0.05]
     for error, seconds in (
         (later, 0.2),
         (ResourceExhausted(Reason.TOO_LARGE, "too large"), 5.0),
@@ -365,7 +378,8 @@ async def test_a_stream_that_is_left_is_ended_for_the_service_too(admin, address
     admin.answers["WatchRollout"] = [[pb.Rollout(name=one) if isinstance(one, str) else one for one in answers]]
     calls, request = AdminCalls(address, None, 30.0), pb.WatchRolloutRequest(pool="p")
     stream = calls.stream(api.WATCH_ROLLOUT, request, 7.0)
-    assert (await anext(stream)).name == "a"
+    assert not calls.has_answered
+    assert ((await anext(stream)).name, calls.has_answered) == ("a", True)
     if answers[-1] is REFUSED:
         with pytest.raises(NotFound):
             await anext(stream)
@@ -533,8 +547,9 @@ async def test_calls_and_streams_go_on_with_the_newest_certificates(files, admin
         assert (await anext(answers)).revision == 5
     await calls.aclose()
     calls = files("nobody", "new")
+    assert not calls.has_answered
     found = await calls.unary(api.LIST_POOLS, pb.ListPoolsRequest())
-    assert [one.name for one in found.pools] == ["dev"]
+    assert ([one.name for one in found.pools], calls.has_answered) == (["dev"], True)
     await calls.aclose()
     with pytest.raises(InvalidArgument) as refused:
         files(transport.TlsUnusable("/ca", "no certificate"))
