@@ -261,6 +261,7 @@ async def test_a_records_own_signature_is_taken_until_the_day_that_the_policy_sa
     clock.now = LATER
     store.use_pool(LAX)
     assert store.lookup(asked) is None, "what was allowed until then has to be looked at anew"
+    assert not store.trust.signatures.follow(LAX), "R16: and that once"
     assert (await refusal(store, asked)).reason == "bundle_missing"
     sign(adapter)
     assert (await store.ensure(asked)).is_proven

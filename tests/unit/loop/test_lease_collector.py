@@ -186,7 +186,7 @@ async def test_what_others_changed_is_told_to_whoever_plans():
 
 async def test_what_is_listed_when_a_plan_is_made_may_be_put_back_by_it():
     """R7: a swap that fails loads the old weights again; until the next plan they are in use."""
-    keeper = Rig("X", "Y")
+    keeper = Rig("X", "Y", "Z")  # of which Z is idle, so that the engine is asked
     keeper.engine.cards = {"x": "/s/X"}
     await keeper.notice(("x", "/s/Y"))
     keeper.engine.cards = {"x": "/s/Y"}
@@ -294,6 +294,10 @@ async def test_the_store_is_looked_after_a_few_times_a_minute():
         assert keeper.store.ids == set()
         await asyncio.sleep(60.0)
     assert 24 <= keeper.rounds <= 90, "all three together"
+    keeper.rounds = 0
+    async with during(collector.watch_files()):
+        await asyncio.sleep(60.0)
+    assert 6 <= keeper.rounds <= 61
 
 
 async def test_a_problem_is_logged_once_until_it_is_another_or_was_over():

@@ -70,7 +70,7 @@ class Scene:
         await asyncio.wait([running])
 
 
-@pytest.mark.parametrize(("kept", "taken"), [([2], [2]), ([1, 2], [2]), ([1], [1]), ([], []), ([7], [])])
+@pytest.mark.parametrize(("kept", "taken"), [([2], [2]), ([1, 2], [2]), ([2, 2, 2], [2]), ([1, None, None], [1]), ([], []), ([7], [])])
 @virtual
 async def test_the_newest_that_another_replica_answers_with_is_taken(kept, taken):
     """R13, R14."""
@@ -80,6 +80,7 @@ async def test_the_newest_that_another_replica_answers_with_is_taken(kept, taken
     scene.report()
     await scene.run(1.0)
     assert [(key, good.generation) for key, good in scene.adopted] == [("a", one) for one in taken]
+    assert kept != [2, 2, 2] or scene.client.asked == 1, "R16 bounded: none is newer"
 
 
 @virtual
@@ -150,6 +151,9 @@ async def test_of_a_large_pool_some_are_asked():
     assert scene.client.asked == MAX_REPLICAS
     scene.live("r1", 2)
     assert scene.adopted == [], "nobody is a witness for himself"
+    scene.live("o99", 2)
+    await scene.run(100_000.0)
+    assert [good.generation for _, good in scene.adopted] == [2], "others are asked each time"
 
 
 @virtual

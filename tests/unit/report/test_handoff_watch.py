@@ -116,8 +116,9 @@ async def test_a_fault_of_our_own_is_no_fault_of_etcd(scene):
 async def test_who_takes_over_what_labels_place_is_whoever_has_them_now(scene):
     """R20 drain, R3: who that is nobody can say beforehand."""
     terms = PlacementSpec(Placement(selector={"gpu": "a10"}), frozenset({("gpu", "a10")}))
-    told = presence("r2", labels={"gpu": "a10"}).to_bytes()
-    scene.store.txn(Txn((), (Put(KEYS.replica(POOL, "r2"), told, LEASE),)))
+    for name in ("r2", "silent"):
+        told = presence(name, labels={"gpu": "a10"}).to_bytes()
+        scene.store.txn(Txn((), (Put(KEYS.replica(POOL, name), told, LEASE),)))
     known = scene.leaving
     scene.leaving = replace(scene.leaving, terms=terms, owners=None)
     for others in ([], [known]):

@@ -105,8 +105,9 @@ async def test_it_is_told_at_each_look_and_taken_back_once_nothing_is_known():
     assert scene.told[2:] == [None]
     scene.said, scene.is_etcd_away = activity(), True
     await scene.teller.look()
-    scene.is_etcd_away, scene.said = False, EngineActivity()
-    await scene.teller.look()
+    scene.is_etcd_away = False
+    for scene.said in (EngineActivity(), EngineActivity(last_used={}), EngineActivity(adapter_in_flight={})):
+        await scene.teller.look()
     assert scene.told[2:] == [None]
     scene.said = activity()
     await scene.teller.look()

@@ -73,6 +73,9 @@ def test_what_is_not_used_for_ten_minutes_goes():
     assert world.residents() == "a"
     world.look("a", now=700.1)
     assert world.residents() == ""
+    world.look(now=701.0)
+    world.look("a", now=2000.0)
+    assert world.residents() == "a", "it is loaded anew"
 
 
 def test_an_answer_is_a_use_of_its_time():

@@ -290,6 +290,13 @@ def test_256_are_served_at_once_and_others_again_when_these_have_ended():
     assert [one.got for one in late] == [FOUND] * 256
 
 
+def test_of_256_that_say_nothing_one_ends_at_once_for_who_asks():
+    """X3 given-back."""
+    silent, asker = [PlayedConnection(process=number) for number in range(256)], ask(999)
+    serve(*silent, asker)
+    assert (asker.got, sorted(one.closed_at or 0.0 for one in silent)) == (FOUND, [0.0, *[pytest.approx(2.0)] * 255])
+
+
 def test_one_process_has_192_questions_and_leaves_the_other_places_to_others():
     """X3 given-back: an engine is answered whatever another process has open; what is refused is counted."""
     before = CONNECTIONS_CLOSED.labels("resolver", "process_limit")._value.get()
