@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
+
+import pytest
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import LeaseExpired
@@ -90,6 +93,14 @@ class Scene:
 
     async def incarnation(self) -> str:
         return self.incarnation_now
+
+
+async def test_a_fault_of_our_own_is_not_taken_for_one_of_the_engine_or_of_etcd():
+    """Fail stop: the supervisor tells it."""
+    scene = Scene()
+    scene.activity = AsyncMock(side_effect=RuntimeError("ours"))  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        await scene.teller.look()
 
 
 async def test_it_is_told_at_each_look_and_taken_back_once_nothing_is_known():
