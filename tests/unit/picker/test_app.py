@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -19,7 +20,7 @@ from registry.client.transport import AdminCalls
 from registry.model.errors import InvalidArgument
 from registry.picker import ext_proc_pb2 as ext
 from registry.picker import main
-from registry.picker.app import SERVICE, PickerPorts, assemble
+from registry.picker.app import SERVICE, PickerKnowledge, PickerPorts, assemble
 from registry.picker.following import PoolWatch
 from registry.picker.loads import QueueWatch
 from registry.picker.settings import PickerSettings
@@ -124,6 +125,15 @@ async def test_a_pool_that_is_gone_does_not_make_it_unready(admin, monkeypatch):
         await eventually(lambda: is_ready(pages))
         monkeypatch.setattr(PoolWatch, "away_seconds", property(lambda one: 6.0 if one.name == "q" else 0.0))
         assert (await pages.get("/readyz")).status_code == 200
+
+
+def test_a_picker_is_unready_once_no_pool_is_heard_of():
+    """R13 static-stable: and one that is not known yet is named."""
+    watches = tuple(Mock(pool=Mock(), away_seconds=float(seconds)) for seconds in (6, 5))
+    for refuse_after, told in ((0, ""), (4, "the registry has been away for 5 s"), (5, "")):
+        assert PickerKnowledge(watches, float(refuse_after)).trouble() == told
+    unknown = SimpleNamespace(name="p", pool=None, trouble="not yet", away_seconds=0.0)
+    assert PickerKnowledge((*watches, unknown), 4.0).trouble() == "pool p: not yet"
 
 
 async def test_metrics_over_tls_ask_for_a_certificate_and_probes_for_none(admin, tmp_path):

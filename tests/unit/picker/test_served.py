@@ -49,6 +49,14 @@ def test_endpoints_are_derived_once():
     found = one.endpoints(one.residency.adapters["sql"])
     assert found == (PickEndpoint("10.0.0.1:8000", "r1", "sql", 1, is_loaded=False, is_leaving=True),)
     assert one.endpoints(one.residency.adapters["sql"]) is found
+    lazy = pool(adapter(place(1), place(2, loaded=False), load="lazy"))
+    assert [each.is_loaded for each in lazy.endpoints(lazy.residency.adapters["sql"])] == [True, False]
+    kept = pool(adapter(place(1, earlier=(3,), reason="leaving"), place(2, earlier=(3,)), place(3, earlier=(2,))))
+    earlier = kept.keeping(kept.residency.adapters["sql"], 3)
+    assert [(each.replica, each.model, each.is_leaving) for each in earlier] == [
+        ("r1", "sql@3", True),
+        ("r2", "sql@3", False),
+    ]
     eager = pool(adapter(place(1, loaded=False)))
     assert [each.is_loaded for each in eager.endpoints(eager.residency.adapters["sql"])] == [True], "as good as loaded"
     assert [endpoint.replica for endpoint in pool(ready=(ReadyReplica("r1", "x"),)).base_endpoints] == []
@@ -59,6 +67,7 @@ def test_generations_that_ended_are_remembered_until_a_name_goes():
     second = PoolResidency(8, {"sql": adapter(generation=2), "law": first.adapters["law"], "new": adapter(name="new")})
     seen = seen_since({}, first, second)
     assert seen == {"sql": (SeenGeneration(1, 3),)}
+    assert seen_since({}, first, PoolResidency(8, {"sql": adapter(place(1))})) == {}, "it has not ended"
     known = pool(adapter(generation=2), revision=8, seen=seen)
     sql = known.residency.adapters["sql"]
     assert [known.least_generation(sql, revision) for revision in (1, 3, 4, 8)] == [1, 1, 2, 2]
