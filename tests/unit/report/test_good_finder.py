@@ -70,7 +70,10 @@ class Scene:
         await asyncio.wait([running])
 
 
-@pytest.mark.parametrize(("kept", "taken"), [([2], [2]), ([1, 2], [2]), ([2, 2, 2], [2]), ([1, None, None], [1]), ([], []), ([7], [])])
+@pytest.mark.parametrize(
+    ("kept", "taken"),
+    [([2], [2]), ([1, 2], [2]), ([2, 2, 2], [2]), ([1, None, None], [1]), ([], []), ([7], [])],
+)
 @virtual
 async def test_the_newest_that_another_replica_answers_with_is_taken(kept, taken):
     """R13, R14."""
