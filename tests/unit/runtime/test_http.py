@@ -351,6 +351,18 @@ async def test_what_follows_a_request_spoils_no_answer_that_is_under_way():
     connection.connection_lost(None)
 
 
+async def test_a_body_that_is_late_spoils_no_answer_that_has_begun():
+    """X3: whoever answers before it has all of a request."""
+    transport, closed = Taking(), list[str]()
+    connection = http._HttpConnection(uvicorn.Config(Starlette()), http._Port(closed.append), {})
+    connection.connection_made(transport)
+    connection.data_received(POST)
+    connection.cycle.response_started, transport.left = True, 0
+    connection._turn_over()
+    assert (closed, transport.written, transport.is_closed) == (["no_request"], b"", True)
+    connection.connection_lost(None)
+
+
 @pytest.mark.parametrize(
     ("end", "reason"), [(b"\0\r\n\r\n", "bad_request"), (b"a: b\r\n" * 9000, "head_too_large"), (b"\r\n", None)]
 )
