@@ -109,8 +109,10 @@ def make_folder(path: Path) -> None:
     for folder in (path.parent, path):
         if os.path.lexists(folder) and not folder.is_dir():
             set_aside(folder)
+    made = [folder for folder in path.parents if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    sync_directory(path.parent)
+    for folder in (path, *made):
+        sync_directory(folder.parent)
 
 
 def set_aside(path: Path) -> None:

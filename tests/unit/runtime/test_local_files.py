@@ -9,7 +9,7 @@ import stat
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Event, Thread
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -186,14 +186,16 @@ def test_a_folder_is_made_in_whose_way_no_file_stands(tmp_path, monkeypatch, sta
     synced = Mock()
     monkeypatch.setattr(local_files, "sync_directory", synced)
     make_folder(own)
-    synced.assert_called_once_with(own.parent)
+    assert synced.mock_calls == [call(own.parent), *([call(tmp_path)] if blocked == own.parent else [])]
     assert (own.is_dir(), os.path.lexists(blocked.with_name(f".damaged-{blocked.name}"))) == (True, True)
     (own / "inside").write_text("kept")
     (tmp_path / "link").symlink_to(own.parent)
     for same in (own, tmp_path / "link" / "own"):
         make_folder(same)
         assert ((same / "inside").read_text(), (tmp_path / "link").is_symlink()) == ("kept", True)
+    synced.reset_mock()
     make_folder(tmp_path / "other" / "deep" / "own")
+    assert synced.mock_calls == [call(one) for one in (tmp_path / "other" / "deep", tmp_path / "other", tmp_path)]
 
 
 OF_THE_TEAM = "team: {kind: env, variable: TEAM, prefixes: ['s3://team']}\n"
