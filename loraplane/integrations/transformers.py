@@ -25,7 +25,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from time import monotonic
 from typing import Any, Literal
 
@@ -123,7 +123,6 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         self.published: Published | None = None
         self._evaluated: tuple[int, Metrics] = (-1, {})
         self.published_step, self._good_step, self._promoted_step = -1, -2, -3
-        self._is_ended = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ANN401, ARG002
         """Refuses a run that has nothing to publish, in every process, so that none waits for another.
@@ -179,7 +178,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         if self._withdraws:
             self._try("withdraw", lambda registry: registry.withdraw(self._name, self._pool))
         with self._changed:
-            self._is_ended, self._thread = True, None
+            self._thread = None
             self._changed.notify_all()
         self._raise_error()
 
@@ -230,10 +229,12 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
     def _work(self) -> None:
         while True:
             with self._changed:
+                if self._thread not in {None, current_thread()}:
+                    return  # a later run has its own
                 self._is_at_work = False
                 self._changed.notify_all()
                 while not (self._next or self._is_promotion_due()):
-                    if self._is_ended:
+                    if self._thread is not current_thread():
                         return
                     self._changed.wait()
                 version, self._next, self._is_at_work = self._next, None, True

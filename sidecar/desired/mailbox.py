@@ -41,8 +41,14 @@ class Snapshot:
 
     @property
     def actionable(self) -> DesiredState | None:
-        """State to plan from; only with the pool's base, which adapters are compared with."""
-        return self.desired if self.pool_read else None
+        """State to plan from; only with the pool's base, which adapters are compared with.
+
+        Where there is no such pool, nor ever was an adapter of it, it says nothing: `--pool` may be mistyped.
+        """
+        is_followed = self.pool_read or (
+            self.pool_refusal == NO_POOL and self.desired is not None and self.desired.changes
+        )
+        return self.desired if is_followed else None
 
 
 class Mailbox:

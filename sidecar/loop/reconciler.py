@@ -308,7 +308,7 @@ class Reconciler:
             since=memory.backlog.since,
             used_at=memory.backlog.used_at,
             proxied=snapshot.proxied,
-            pool_refusal=snapshot.pool_refusal,
+            pool_refusal=snapshot.pool_refusal if snapshot.pool_read else "",
             handing=memory.handing,
             generations=memory.generations.by_use,
             declined=memory.declined,

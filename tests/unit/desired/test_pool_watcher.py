@@ -15,6 +15,7 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed
 from registry.runtime.clock import Clock
 from sidecar.desired import pool as module
+from sidecar.desired.informer import DesiredState
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import NO_POOL, Snapshot
 from sidecar.desired.pool import PoolWatcher
@@ -118,6 +119,9 @@ async def test_a_pool_that_never_was_says_nothing_and_neither_does_silence(told)
     assert told.watcher.settled(told.mailbox.snapshot) is told.mailbox.snapshot
     await told.hear(listed())
     assert (told.in_force, told.written, told.mailbox.snapshot.pool_refusal) == ((False, None), [None], NO_POOL)
+    states = None, DesiredState(), DesiredState(changes=1)
+    plannable = [replace(told.mailbox.snapshot, desired=one).actionable for one in states]
+    assert plannable == [None, None, states[2]], "adapters that somebody put there are served all the same"
     await told.hear(changed(record(1)))
     assert (told.in_force, told.mailbox.snapshot.pool_refusal) == ((True, 1), "")
     await told.hear(changed(None))
