@@ -9,8 +9,6 @@ from registry.model.records import PoolSpec
 from sidecar.desired.informer import DesiredState
 from sidecar.desired.placement import Members
 
-NO_POOL = "there is no such pool: loraplane pool create, or correct --pool"
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -19,8 +17,8 @@ class Snapshot:
     Attributes:
         desired: the pool's adapters; None until there is something that may be acted upon.
         pool: the pool's record, None where it has none.
-        pool_read: it is, or was, known.
-        pool_refusal: why the pool's newest record cannot be followed; empty: it can.
+        pool_read: whether there is one is known.
+        pool_refusal: why the pool's newest record cannot be followed; empty: it can, or there is none.
         connected: etcd answers at present.
         proxied: that something between us and etcd may lose events, and what to do; empty: nothing is known of it.
         held: why the newest list is not followed; empty: it is.
@@ -45,10 +43,8 @@ class Snapshot:
 
         Where there is no such pool, nor ever was an adapter of it, it says nothing: `--pool` may be mistyped.
         """
-        is_followed = self.pool_read or (
-            self.pool_refusal == NO_POOL and self.desired is not None and self.desired.changes
-        )
-        return self.desired if is_followed else None
+        is_told = self.pool is not None or (self.desired is not None and self.desired.changes > 0)
+        return self.desired if self.pool_read and is_told else None
 
 
 class Mailbox:

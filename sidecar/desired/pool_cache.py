@@ -18,7 +18,7 @@ from registry.model.records import PoolSpec
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.journal import Journal, Restored
 from sidecar.desired.last_good import GoodRecord
-from sidecar.desired.mailbox import NO_POOL, Mailbox, Snapshot
+from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.packing import Packing
 from sidecar.desired.placement import Members
 from sidecar.desired.removal_guard import ListCandidate, StoreId
@@ -133,10 +133,7 @@ class PoolCache:
         self.packing.wake()
 
     def with_pool(self, snapshot: Snapshot, value: bytes | None) -> Snapshot:
-        """The snapshot with this record; one that cannot be read leaves the last good one in force (guarantee R14).
-
-        A pool of which there never was a record, as after a slip in --pool, says nothing of what should be served.
-        """
+        """The snapshot with this record; one that cannot be read leaves the last good one in force (guarantee R14)."""
         try:
             pool = None if value is None else PoolSpec.parse(value)
         except RegistryError as error:
@@ -145,8 +142,6 @@ class PoolCache:
         self.pool_record = value
         if value is None:
             _log.warning("pool_absent", key=self._pool_key.decode(), remedy="loraplane pool create, or another --pool")
-            if not snapshot.pool_read:
-                return replace(snapshot, pool_refusal=NO_POOL)
         return replace(snapshot, pool=pool, pool_read=True, pool_refusal="")
 
     def restore(self) -> None:

@@ -39,7 +39,7 @@ from sidecar.artifacts.staging import Staging
 from sidecar.artifacts.types import ArtifactStore
 from sidecar.desired.assignment import Assigner, Share
 from sidecar.desired.informer import DesiredAdapter, DesiredState
-from sidecar.desired.mailbox import NO_POOL, Mailbox, Snapshot
+from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import Engine, ProvesAnswers
 from sidecar.engines.observed import Done, Observed, Use
 from sidecar.loop.executor import Attempt, Executor
@@ -308,7 +308,7 @@ class Reconciler:
             since=memory.backlog.since,
             used_at=memory.backlog.used_at,
             proxied=snapshot.proxied,
-            pool_refusal=snapshot.pool_refusal if snapshot.pool_read else "",
+            pool_refusal=snapshot.pool_refusal,
             handing=memory.handing,
             generations=memory.generations.by_use,
             declined=memory.declined,
@@ -398,10 +398,10 @@ class Reconciler:
             return "the engine answers but generates nothing since a call that timed out; restart it"
         if snapshot.actionable is None and snapshot.pool_refusal:
             return snapshot.pool_refusal
-        if snapshot.actionable is None:
+        if snapshot.desired is None or not snapshot.pool_read:
             return "nothing is known yet of what should be served: etcd was not reached and there is no snapshot"
         if snapshot.pool is None:
-            return NO_POOL
+            return "there is no such pool: loraplane pool create, or correct --pool"
         if plan is not None and (plan.blocked or plan.paused):
             return plan.blocked or plan.paused
         if plan is not None and (degraded := self._rule.degraded(plan.refusals)):

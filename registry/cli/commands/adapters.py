@@ -355,7 +355,7 @@ def _key(change: Change) -> tuple[str, str]:
     return change.pool, name_key(change.wire.delete)
 
 
-# What a dry run of deletions says of those that do not exist.
+# What a dry run says of deletions of what does not exist; of too many at once nothing more is asked.
 _NONE = {Reason.ADAPTER_NOT_FOUND, Reason.TOO_MANY_CHANGES}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from registry.etcd3.ops import Put
 from registry.model.keys import Keys
 from registry.model.records import PoolSpec
-from tests.support.fleet import BASE, Hand, Sidecar, serves, settled
+from tests.support.fleet import BASE, Hand, Sidecar, SimulatedEngine, serves, settled
 from tests.support.waiting import eventually
 
 
@@ -50,14 +50,19 @@ async def test_without_etcd_a_restarted_sidecar_and_engine_come_back_from_the_sn
         await client.aclose()
 
 
-async def test_no_local_file_can_prevent_the_boot(hand, engine, sidecar):
-    """R12 crash-only, R1 monotonic: neither damage nor a change that was made meanwhile."""
+async def ended_with_one(hand: Hand, engine: SimulatedEngine, sidecar: Sidecar) -> None:
+    """A sidecar that served adapter a, and was killed."""
     await hand.pool()
     await hand.put(hand.record("a", "v1"))
     sidecar.program.start()
     await serves(engine, sidecar, "a")
     await sidecar.kept()
     sidecar.program.kill()
+
+
+async def test_no_local_file_can_prevent_the_boot(hand, engine, sidecar):
+    """R12 crash-only, R1 monotonic: neither damage nor a change that was made meanwhile."""
+    await ended_with_one(hand, engine, sidecar)
     for path in (sidecar.store / "state" / "r1").iterdir():
         if path.is_file() and path.name != "lock":
             path.write_bytes(b"garbage")
@@ -68,12 +73,7 @@ async def test_no_local_file_can_prevent_the_boot(hand, engine, sidecar):
 
 async def test_a_pool_that_there_is_not_takes_nothing_away(hand, engine, sidecar):
     """R13, R15: a slip in --pool at a restart, say; once there is such a pool, what it has is served."""
-    await hand.pool()
-    await hand.put(hand.record("a", "v1"))
-    sidecar.program.start()
-    await serves(engine, sidecar, "a")
-    await sidecar.kept()
-    sidecar.program.kill()
+    await ended_with_one(hand, engine, sidecar)
     sidecar.program.arguments += ["--pool", "slip"]
     sidecar.program.start()
 

@@ -17,7 +17,7 @@ from registry.runtime.clock import Clock
 from sidecar.desired import pool as module
 from sidecar.desired.informer import DesiredState
 from sidecar.desired.journal import Journal
-from sidecar.desired.mailbox import NO_POOL, Snapshot
+from sidecar.desired.mailbox import Snapshot
 from sidecar.desired.pool import PoolWatcher
 from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import PoolChanged, SnapshotBase, decode_entries
@@ -118,14 +118,12 @@ async def test_a_pool_that_never_was_says_nothing_and_neither_does_silence(told)
     assert told.watcher.confirmed_revision == 0, "nor is any list vouched for"
     assert told.watcher.settled(told.mailbox.snapshot) is told.mailbox.snapshot
     await told.hear(listed())
-    assert (told.in_force, told.written, told.mailbox.snapshot.pool_refusal) == ((False, None), [None], NO_POOL)
+    assert (told.in_force, told.written) == ((True, None), [None])
     states = None, DesiredState(), DesiredState(changes=1)
     plannable = [replace(told.mailbox.snapshot, desired=one).actionable for one in states]
     assert plannable == [None, None, states[2]], "adapters that somebody put there are served all the same"
     await told.hear(changed(record(1)))
-    assert (told.in_force, told.mailbox.snapshot.pool_refusal) == ((True, 1), "")
-    await told.hear(changed(None))
-    assert (told.in_force, told.mailbox.snapshot.pool_refusal) == ((True, None), ""), "what is deleted may go"
+    assert replace(told.mailbox.snapshot, desired=states[1]).actionable is states[1]
 
 
 @pytest.mark.parametrize(

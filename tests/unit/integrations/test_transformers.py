@@ -327,9 +327,13 @@ def test_a_second_run_writes_anew_what_a_first_one_could_not_publish(make, clien
     trainer = PlayedTrainer(make(), tmp_path).begin()
     for _ in range(2):
         trainer.step()
-    trainer.end()
+    first = trainer.callback._thread
+    with trainer.callback._changed:  # so that it hears of the end and of the next run together
+        trainer.end()
+        trainer.begin()
+    first.join(60)
+    assert not first.is_alive(), "each run has a thread of its own"
     client.failure, trainer.state.global_step = None, 0
-    trainer.begin()
     client.goes_on.clear()
     client.is_publishing.clear()
     trainer.callback._wait = False
