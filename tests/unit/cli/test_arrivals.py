@@ -52,6 +52,7 @@ class Allowed:
 
     asked: list[tuple[Any, ...]]
     error: Exception | None
+    versions: list[str]
 
     def __init__(self, prefixes: list[str], remote: RemoteOptions) -> None:
         self.asked.append(("allowed", *prefixes, remote.hub))
@@ -67,7 +68,10 @@ class Allowed:
             receive(name, len(b"".join(chunks)), iter(chunks))
 
     def version(self, _stop: Stop) -> str:
-        return ""
+        return self.versions.pop(0) if self.versions else ""
+
+    def is_gone(self, _stop: Stop) -> bool:
+        return False
 
     def signature(self, _stop: Stop) -> None:
         return None
@@ -78,7 +82,7 @@ class Allowed:
 
 @pytest.fixture
 def allowed(monkeypatch) -> type[Allowed]:
-    Allowed.asked, Allowed.error = [], None
+    Allowed.asked, Allowed.error, Allowed.versions = [], None, []
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     monkeypatch.setattr(source_reader, "AllowedSources", Allowed)
     return Allowed
@@ -132,6 +136,13 @@ def test_a_size_that_cannot_be_is_refused_before_anything_is_taken(tmp_path, nam
     with pytest.raises(ArtifactError) as raised:
         arrival.take(name, size_bytes, iter([b"x"]))
     assert (raised.value.reason, raised.value.permanent, list(tmp_path.iterdir())) == (reason, permanent, [])
+
+
+def test_no_digest_is_told_of_files_that_changed_while_they_were_read(allowed):
+    """R4: it would be that of the configuration of before and the weights of after."""
+    allowed.versions = ["1", "2", "2"]
+    with pytest.raises(CliError, match="source_changed"):
+        SourceReader(None).digest("s3://b/a", None, 60.0)
 
 
 @pytest.mark.parametrize(
