@@ -151,7 +151,8 @@ class VllmEngine:
         self._told_paused = after.paused
         process = await self._examined(before)
         listing = answers.read_listing(cards)
-        self._there.note(before.incarnation, listing.adapters, asyncio.get_running_loop().time())
+        was_asked = after.limits.max_loras is not None  # it says it from the first request for an adapter on
+        self._there.note(before.incarnation, listing.adapters, asyncio.get_running_loop().time(), was_asked=was_asked)
         if after.incarnation != before.incarnation:
             raise EngineUnreachable(f"{self.url} restarted while it was looked at")
         await self._look_whether_paused()

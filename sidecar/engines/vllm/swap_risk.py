@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
@@ -21,15 +22,24 @@ class Risk(Protocol):
 
 
 class LastThere:
-    """Times at which one engine process last had each name."""
+    """Times at which one engine process last had each name.
+
+    What was unloaded just before the first look, by a sidecar that has ended since, may still be asked for: any name
+    may be one of those, for as long as requests wait.
+    """
 
     def __init__(self) -> None:
         self._incarnation = ""
         self._at: dict[str, float] = {}
+        self._unseen_until = -math.inf
 
-    def note(self, incarnation: str, names: Iterable[str], now: float) -> None:
-        """Takes in names that the process has, or just had, at `now` in monotonic seconds."""
+    def note(self, incarnation: str, names: Iterable[str], now: float, *, was_asked: bool = False) -> None:
+        """Takes in names that the process has, or just had, at `now` in monotonic seconds.
+
+        `was_asked`: it had a request for an adapter by then.
+        """
         if incarnation != self._incarnation:
+            self._unseen_until = now + QUEUE_SECONDS if was_asked and not self._incarnation else -math.inf
             self._incarnation, self._at = incarnation, {}
         for name in names:
             self._at.pop(name, None)
@@ -38,9 +48,10 @@ class LastThere:
             del self._at[name]
 
     def seconds_since(self, name: str, now: float) -> float | None:
-        """Seconds since the process had the name; None: never, as far as is known."""
-        at = self._at.get(name)
-        return None if at is None else now - at
+        """Seconds since the process had the name, or may have had it; None: never, as far as is known."""
+        if (at := self._at.get(name)) is not None:
+            return now - at
+        return now - self._unseen_until + QUEUE_SECONDS if now < self._unseen_until else None
 
 
 def reload_risk(name: str, evidence: DrainEvidence, *, listed: int, max_loras: int | None, gone_seconds: float) -> str:

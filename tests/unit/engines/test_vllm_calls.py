@@ -26,6 +26,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import ALONE, VllmEngine
+from sidecar.engines.vllm.swap_risk import QUEUE_SECONDS
 from tests.simulation.loop import virtual
 from tests.support.engine_in_memory import DEADLINES, PLAIN, WITH_PLUGIN, InMemory, driver_of
 
@@ -256,6 +257,27 @@ async def test_a_name_that_was_there_is_loaded_as_carefully_as_it_is_swapped(gon
     await driver.observe()
     accept(way)
     assert await driver.load("x", "/new", request_id="r") == Done(), "another process never had it"
+
+
+@virtual
+async def test_a_restarted_sidecar_loads_as_carefully_for_a_while_what_an_engine_may_have_had():
+    """R7: what it unloaded just before may still be asked for. Not where no request for an adapter ever came."""
+    engine, *_ = await crowded(2, "y", running="y")
+    later, calls = driver_of(engine, Deadlines(lull_seconds=5.0))
+    engine.waiting.append("x")
+    await later.observe()
+    accept(calls)
+    assert isinstance(await later.load("x", "/new", request_id="r"), Transient)
+    assert calls.changes == []
+    await asyncio.sleep(QUEUE_SECONDS)
+    assert await later.load("x", "/new", request_id="r") == Done(), "nothing waits for so long"
+    end(engine)
+    fresh, calls = driver_of(SimulatedVllm(PLAIN))
+    await fresh.observe()
+    accept(calls)
+    calls.together.clear()
+    assert await fresh.load("x", "/new", request_id="r") == Done()
+    assert ("/metrics", "/v1/models") not in calls.together, "nothing is asked in between"
 
 
 @virtual
