@@ -173,15 +173,18 @@ class Adapters:
         self.listing.stay(name)
 
     def _check_departs(self, name: str) -> None:
-        """Sees that a name on its way out is not being taken back, by a call whose sidecar may have died."""
+        """Sees that a name on its way out is not just going, or taken back by a call whose sidecar may have died."""
         if name not in self._departures:
-            raise Busy(f"{name!r} is being listed again: list, and decide anew")
+            raise Busy(f"{name!r} is being listed again, or is just going: list, and decide anew")
 
     def _depart_in(self, seconds: float, name: str) -> None:
+        if (before := self._departures.get(name)) is not None:
+            before.cancel()  # of other weights under the name
         loop = asyncio.get_running_loop()
         self._departures[name] = loop.call_later(seconds, self._begin_departure, name)
 
     def _begin_departure(self, name: str) -> None:
+        del self._departures[name]
         task = asyncio.create_task(self._depart(name), name="loraplane unload")
         self._departing.add(task)
         task.add_done_callback(self._departing.discard)
@@ -197,7 +200,6 @@ class Adapters:
                 return
             except (NotLoaded, NameConflict):
                 pass  # somebody else did
-        self._departures.pop(name, None)
         self.listing.stay(name)
 
     async def resolve(self, name: str, base_model: str) -> EngineAdapter | None:

@@ -149,6 +149,19 @@ async def test_while_an_unload_is_taken_back_nobody_else_is_told_that_it_is_done
 
 
 @virtual
+async def test_a_name_that_is_just_going_is_not_said_to_stay(server, lists):
+    """R9 no-false-report: its time is up, and only somebody who holds its lock keeps it for a moment."""
+    adapters = Adapters(server, hide_seconds=5.0)
+    await adapters.unload("x")
+    async with server.lock("x"):
+        await asyncio.sleep(6)
+        with pytest.raises(Busy):
+            await adapters.show("x", "/old/x")
+    await asyncio.sleep(1)
+    assert server.paths() == {}
+
+
+@virtual
 async def test_a_name_that_somebody_else_gave_other_weights_stays(server, lists):
     """R11 foreign-safe; and one that somebody else took away does not come back."""
     adapters = Adapters(server, hide_seconds=5.0)
@@ -160,6 +173,19 @@ async def test_a_name_that_somebody_else_gave_other_weights_stays(server, lists)
     assert await seen(adapters) == ["x"]
     await asyncio.sleep(6)
     assert (server.paths(), await seen(adapters)) == ({"x": "/theirs"}, ["x"])
+
+
+@virtual
+async def test_weights_that_came_meanwhile_answer_for_their_own_time(server, lists):
+    adapters = Adapters(server, hide_seconds=5.0)
+    await adapters.unload("x")
+    await asyncio.sleep(3)
+    server.load("x", "/new")
+    await adapters.unload("x")
+    await asyncio.sleep(4.99)
+    assert server.paths() == {"x": "/new"}
+    await asyncio.sleep(0.02)
+    assert (server.paths(), adapters._departures) == ({}, {})
 
 
 @pytest.mark.parametrize(("seconds", "changes_hands"), [(12, False), (6, True)])
