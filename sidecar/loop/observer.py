@@ -17,7 +17,7 @@ from registry.lora.base import BaseModules
 from registry.lora.base_directory import BaseUnreadable, read_base
 from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from registry.runtime.clock import Clock
-from sidecar.engines.driver import Engine, EngineAbsent, EngineError
+from sidecar.engines.driver import Engine, EngineAbsent, EngineError, EngineUnreachable
 from sidecar.engines.observed import EngineFacts, Observed, Use
 from sidecar.metrics import ENGINE_RESTARTS
 
@@ -354,6 +354,10 @@ async def watch_changes(engine: Engine, on_change: Callable[[], None]) -> None:
                     on_change()
 
 
+# A look waits so long for the folder of the base model, so that the status says what it waits for.
+READ_SECONDS = 10.0
+
+
 class StartedBases:
     """Knowledge of the base model of the engine's present process, read anew at each start where it is not told.
 
@@ -371,25 +375,37 @@ class StartedBases:
         self._told: tuple[str, EngineBase] | None = None
         self._own_now: BaseModules | None = None
         self._seen: BaseModules | None = None
-        self._read_for = ""
+        self._reading: tuple[str, asyncio.Task[tuple[BaseModules | None, BaseModules | None]]] | None = None
         self._base = UNKNOWN_BASE
 
     async def complete(self, observed: Observed) -> Observed:
-        """The look, with what was read when that process of the engine was first seen."""
+        """The look, with what was read when that process of the engine was first seen.
+
+        Raises:
+            EngineUnreachable: a folder, as on a mount that hangs, was not read in time; it is waited for again.
+        """
         facts = observed.facts
         if self._told is None or self._told[0] != facts.incarnation or self._told[1] is not facts.base:
-            if self._read_for != facts.incarnation:
-                await self._read(facts)
+            await self._read_once(facts)
             files = facts.base.files or (None if facts.base.is_known else self._seen)
             self._base = replace(facts.base, files=files, own=self._own_now)
             self._told = facts.incarnation, facts.base
         return replace(observed, facts=replace(facts, base=self._base))
 
-    async def _read(self, facts: EngineFacts) -> None:
-        self._own_now = await _read_folder(self._own) if self._own else None
+    async def _read_once(self, facts: EngineFacts) -> None:
+        if self._reading is None or self._reading[0] != facts.incarnation:
+            self._reading = facts.incarnation, asyncio.create_task(self._read(facts), name="base model's folder")
+        reading = self._reading[1]
+        await asyncio.wait({reading}, timeout=READ_SECONDS)
+        if not reading.done():
+            folder = self._own or facts.base_path
+            raise EngineUnreachable(f"the base model's folder {folder} is read for long: see whether its mount answers")
+        self._own_now, self._seen = reading.result()
+
+    async def _read(self, facts: EngineFacts) -> tuple[BaseModules | None, BaseModules | None]:
+        own = await _read_folder(self._own) if self._own else None
         has_other = self._own is not None or not facts.base_path.startswith("/")
-        self._seen = None if has_other else await _read_folder(Path(facts.base_path))
-        self._read_for = facts.incarnation
+        return own, None if has_other else await _read_folder(Path(facts.base_path))
 
 
 async def _read_folder(directory: Path) -> BaseModules | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ import pytest
 from registry.lora.base_directory import read_base
 from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from registry.tools.devstack.tiny_model import TinyTensor, write_safetensors
+from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import EngineFacts, Observed
+from sidecar.loop import observer
 from sidecar.loop.observer import StartedBases
+from tests.support.waiting import eventually
 
 
 def write_base(folder: Path, width: int) -> Path:
@@ -69,3 +73,23 @@ async def test_a_folder_that_is_not_there_tells_nothing(path, folder):
     assert not (await seen(StartedBases(), look("e1", path))).is_known
     shutil.rmtree(folder)
     assert not (await seen(StartedBases(folder), look("e1", path))).is_known
+
+
+async def test_a_folder_that_hangs_is_said_and_waited_for(folder, monkeypatch):
+    """R9: a round that hung would leave what was said last standing; what comes late is taken up, read once."""
+    hung, reads = threading.Event(), []
+
+    def read(directory):
+        reads.append(directory)
+        hung.wait(60)
+        return read_base(directory)
+
+    monkeypatch.setattr(observer, "read_base", read)
+    monkeypatch.setattr(observer, "READ_SECONDS", 0.05)
+    bases = StartedBases(folder)
+    for _ in range(2):
+        with pytest.raises(EngineUnreachable, match=f"{folder} is read for"):
+            await seen(bases, look("e1"))
+    hung.set()
+    await eventually(bases._reading[1].done)
+    assert ((await seen(bases, look("e1"))).own, reads) == (read_base(folder), [folder])
