@@ -72,7 +72,7 @@ def test_a_snapshot_is_restored_as_the_page_says(tmp_path):
         run(confirm.replace("R", revision))
         run("loraplane rollout sql --timeout 120")
         assert wait_until(lambda: "nothing is wrong" in run.shell.run(doctor).stdout, PATIENCE_SECONDS), run(doctor)
-        served = [line.split()[4] for line in run("loraplane get replicas").splitlines() if line.startswith("r")]
+        served = [line.split()[3] for line in run("loraplane get replicas").splitlines() if line.startswith("r")]
         assert served == ["1/1", "1/1"]
     finally:
         run("loraplane dev down")
