@@ -58,6 +58,19 @@ class Shown:
             return Credential.CERTIFICATE
         return Credential.TOKEN if self.token else Credential.NONE
 
+    def check_resumed(self, now: float) -> None:
+        """Sees that the certificate of a session that was taken up again, which no handshake looks at, has not ended.
+
+        `now`: seconds since 1970. Raises Unauthenticated.
+        """
+        if b"true" not in self.facts.get("ssl_session_reused", ()):
+            return
+        from cryptography import x509  # noqa: PLC0415 - for those alone who have certificates
+
+        for pem in self.facts.get("x509_pem_cert", ()):
+            if x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp() <= now:
+                raise Unauthenticated(Reason.UNAUTHENTICATED, "your certificate has expired; renew it")
+
     def trace(self, known: Principal | None = None) -> CallTrace:
         """Marks of the call for the audit: of the credential by which `known` is known; None: of the first shown."""
         certificate = next(iter(self.facts.get("x509_pem_cert", ())), b"")

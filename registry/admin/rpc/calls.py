@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -61,8 +62,9 @@ async def call_of(
     """A call of whoever its credentials name; without access control, of anybody.
 
     Raises:
-        Unauthenticated: they name nobody.
+        Unauthenticated: they name nobody, or have expired.
     """
+    shown.check_resumed(time.time())
     deadline, peer = Deadline.of(timeout_seconds), shown.peer
     if access is not None:
         known, expires = await access.principal(shown)

@@ -6,18 +6,26 @@ import asyncio
 import hashlib
 import json
 import shutil
+import socket
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from ssl import PEM_cert_to_DER_cert, get_server_certificate
 
 import grpc
 import pytest
 from grpc import StatusCode
+from grpc.experimental import session_cache
 from structlog.testing import capture_logs
 
+from registry.access.control import Shown
 from registry.admin import server
+from registry.model.errors import Unauthenticated
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
-from tests.support.admin import admin_inside, change_set, put, refusal, works
+from tests.support.admin import admin_inside, admin_program, change_set, put, refusal, works
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
@@ -90,6 +98,67 @@ async def test_half_a_rotation_changes_nothing(etcd, authority, tmp_path):
         host, _, port = admin.address.rpartition(":")
         shown = await asyncio.to_thread(get_server_certificate, (host, int(port)))
         assert PEM_cert_to_DER_cert(shown) == PEM_cert_to_DER_cert(new.certificate.read_text())
+
+
+async def test_many_handshakes_at_once_do_not_end_the_service(etcd, authority, tmp_path):
+    """Nobody has to be known for one. Where each replaces the certificate, gRPC frees what another one uses."""
+    host = authority.issue("server")
+    flags = ("--tls-ca", host.ca, "--tls-cert", host.certificate, "--tls-key", host.key)
+    service = admin_program(tmp_path, etcd.endpoints, etcd.prefix, *map(str, flags))
+    service.program.start()
+    try:
+        await eventually(service.is_ready)
+        with ThreadPoolExecutor(32) as threads:
+            for done in [threads.submit(_shake_hands, service.address, host) for _ in range(32)]:
+                done.result()
+        assert service.program.stop() == 0
+    finally:
+        service.program.kill()
+
+
+def _shake_hands(address: str, own) -> None:
+    """Fifty times; one that is refused is an error."""
+    context = ssl.create_default_context(cafile=own.ca)
+    context.load_cert_chain(own.certificate, own.key)
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    for _ in range(50):
+        with socket.create_connection((host, int(port))) as connection:
+            context.wrap_socket(connection, server_hostname=host).close()
+
+
+async def test_a_certificate_that_has_ended_since_is_told_from_one_of_a_new_session(etcd, authority):
+    """X1: what the handshake looked at once, a session that is taken up again brings unseen."""
+    # gRPC keeps sessions by the name of a host, and none of an address.
+    host, own = authority.issue("local", host="DNS:localhost"), authority.issue("alice")
+    facts = []
+
+    def noted(shown, _now) -> None:
+        facts.append([*shown.facts.get("ssl_session_reused", ())])
+
+    options = [("grpc.ssl_session_cache", session_cache.ssl_session_cache_lru(1))]
+    pem = [file.read_bytes() for file in (host.ca, own.key, own.certificate)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Shown, "check_resumed", noted)
+        files = {"tls_ca": host.ca, "tls_cert": host.certificate, "tls_key": host.key}
+        async with admin_inside(etcd.endpoints, etcd.prefix, **files) as admin:
+            for _ in range(2):
+                credentials = grpc.ssl_channel_credentials(*pem)
+                address = admin.address.replace("127.0.0.1", "localhost")
+                async with grpc.aio.secure_channel(address, credentials, options=options) as fresh:
+                    await eventually(partial(works, registry_pb2_grpc.AdapterRegistryStub(fresh)))
+    assert (facts[0], facts[-1]) == ([b"false"], [b"true"])
+
+
+@pytest.mark.parametrize(
+    ("days", "is_reused", "passes"), [(2, b"true", True), (-1, b"false", True), (-1, b"true", False)]
+)
+def test_a_session_ends_with_its_certificate(authority, days, is_reused, passes):
+    """X1."""
+    pem = authority.issue("ends", days=days).certificate.read_bytes()
+    shown = Shown("ipv4:127.0.0.1:1", {"x509_pem_cert": [pem], "ssl_session_reused": [is_reused]})
+    with nullcontext() if passes else pytest.raises(Unauthenticated, match="your certificate has expired; renew it"):
+        shown.check_resumed(time.time())
 
 
 def _replace(new, cert, key) -> None:

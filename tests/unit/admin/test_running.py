@@ -356,9 +356,10 @@ def test_with_a_certificate_the_port_is_a_secret_one(files):
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_clients_must_show_a_certificate_where_an_authority_is_given(monkeypatch, tmp_path, is_asked):
-    """X1: and each handshake reads the files anew."""
+    """X1: and each handshake reads the files anew. What has not changed is not replaced: others use it."""
     read: list[tuple[object, ...]] = []
-    contents = iter([Pem(b"ca", b"key 1", b"cert 1"), Pem(b"ca", b"key 2", b"cert 2")])
+    first, second = Pem(b"ca", b"key 1", b"cert 1"), Pem(b"ca", b"key 2", b"cert 2")
+    contents = iter([first, first, second, second])
     monkeypatch.setattr(grpc_port.TlsReader, "newest", lambda _: next(contents))
     monkeypatch.setattr(
         grpc_port.grpc,
@@ -367,13 +368,13 @@ def test_clients_must_show_a_certificate_where_an_authority_is_given(monkeypatch
     )
 
     def dynamic(first: object, fetch: Callable[[], object], *, require_client_authentication: bool) -> str:
-        read.append((first, fetch(), require_client_authentication))
+        read.append((first, [fetch() for _ in range(3)], require_client_authentication))
         return "credentials"
 
     monkeypatch.setattr(grpc_port.grpc, "dynamic_ssl_server_credentials", dynamic)
     files = TlsFiles(tmp_path / "ca" if is_asked else None, tmp_path / "cert", tmp_path / "key")
     assert grpc_port.server_credentials(files) == "credentials"
-    assert read == [(([(b"key 1", b"cert 1")], b"ca"), ([(b"key 2", b"cert 2")], b"ca"), is_asked)]
+    assert read == [(([(b"key 1", b"cert 1")], b"ca"), [None, ([(b"key 2", b"cert 2")], b"ca"), None], is_asked)]
 
 
 @played
