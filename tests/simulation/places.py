@@ -209,12 +209,16 @@ class Judge:
         return self.places.has_listed(found, name, spell[1]) and self.places.has_stayed(replica, spell[1])
 
     def _is_placed(self, view: PoolView, key: str, answer: DerivedResidency, replica: str, named: set[str]) -> bool:
-        """A replica may be let go of where others serve what is placed by number, or chosen."""
+        """A replica may be let go of where others serve what is placed by number, or chosen, or what it is to leave.
+
+        That it does not leave any more, its reader may be told later than what its status says.
+        """
         places, adapter = self.places, view.adapter(key)
         if replica in named or adapter is None or answer.lazy:
             return True
         others = {one: host for one in named if (host := places.owner(one)) is not None}
-        return adapter.spec is not PLAIN and any(
+        is_left = replica in view.everybody and replica not in view.replicas
+        return (is_left or adapter.spec is not PLAIN) and any(
             places.serves(host, answer.name, places.said_at(view, one)) for one, host in others.items()
         )
 
