@@ -73,6 +73,16 @@ def test_each_certificate_fits_its_key_and_is_of_its_own_authority(secrets):
     assert names == "CN=loraplane-replica:dev/r1"
 
 
+def test_owners_are_known_by_names_addresses_and_uris(secrets):
+    def names(file: str, kind: type) -> list[str]:
+        found = certificate(secrets, file).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return [str(one) for one in found.get_values_for_type(kind)]
+
+    kinds = (x509.DNSName, x509.IPAddress, x509.UniformResourceIdentifier)
+    assert [names("service-admin", kind) for kind in kinds] == [["admin", "localhost"], ["127.0.0.1", "::1"], []]
+    assert [names("operator", kind) for kind in kinds] == [[], [], [OPERATOR]]
+
+
 def test_what_is_missing_ends_soon_or_is_for_other_names_is_made_anew(tmp_path):
     folder = SecretFolder(tmp_path / "s")
     assert len(make_secrets(folder, WANTED)) == len(AuthorityName) + len(WANTED) + 1

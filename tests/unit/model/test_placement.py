@@ -206,7 +206,9 @@ def test_replicas_say_whom_they_reckoned_with_and_what_those_decline():
 def test_what_is_declined_counts_once_all_replicas_are_of_releases_that_know_of_it():
     fleet = [declining(ALIKE[0], "1"), *ALIKE[1:]]
     assert heeded(fleet) == tuple(fleet)
-    assert heeded([*fleet, Member("old", {}, declines=None)]) == (*ALIKE, Member("old", {}))
+    old = Member("old", {}, declines=None)
+    assert heeded([*fleet, old]) == (*ALIKE, Member("old", {}))
+    assert [one.why_declined("1") for one in (fleet[0], fleet[1], old)] == ["rank_too_high", "", ""]
 
 
 def test_a_presence_tells_it_by_reason():

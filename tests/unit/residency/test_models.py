@@ -10,11 +10,12 @@ import pytest
 
 from registry.etcd3.ops import KeyValue
 from registry.model.names import name_key
+from registry.model.records import Canary, CanaryRollout, Strategy
 from registry.model.status import Lazy, Pending, Resident
 from registry.residency import models
 from registry.residency.models import EngineHead, adapter_cards, base_cards, heads_of
-from tests.support.records import KEYS, POOL
-from tests.support.residency_world import World, engine_status
+from tests.support.records import KEYS, POOL, record
+from tests.support.residency_world import World, among, engine_status, members
 
 
 def engine(name: str, longest: int | None = None, **fields: Any) -> dict[str, Any]:
@@ -80,10 +81,11 @@ def test_generations_that_are_kept_have_cards_of_their_own(world):
     world.put("a", generation=3)
     world.put("b")
     versioned = {"names": "versioned"}
-    world.says("r1", earlier=[("a", 2), ("a", 1)], **engine("r1", **versioned))
-    world.says("r2", earlier=[("A", 2)], **engine("r2", **versioned))
-    world.says("r3", earlier=[("a", 2)])
-    assert [card["id"] for card in cards(world, "a")] == ["a", "a@3", "a@2", "a@1"]
+    world.says("r1", earlier=[("a", 2), ("a", 1)], **engine("r1", 512, **versioned))
+    world.says("r2", earlier=[("A", 2)], **engine("r2", 256, **versioned))
+    world.says("r3", earlier=[("a", 2)], **engine("r3", 128))
+    told = [(card["id"], card["root"], card["max_model_len"]) for card in cards(world, "a")]
+    assert told == [("a", "a@3", 128), ("a@3", "a@3", 256), ("a@2", "a@2", 256), ("a@1", "a@1", 512)]
     assert {one.replica: one.earlier for one in world.where("a").replicas} == {"r1": (2, 1), "r2": (2,), "r3": ()}
     world.says("r1", earlier=[("a", 2)], **engine("r1", **versioned))
     assert world.look() == {"a"}
@@ -94,6 +96,16 @@ def test_generations_that_are_kept_have_cards_of_their_own(world):
     world.says("r1", earlier=[("a", 2)], **engine("elsewhere", **versioned))
     world.allow("r2", "r3")
     assert next(iter(world.where("a").replicas)).earlier == ()
+
+
+def test_the_card_of_a_name_is_that_of_the_newest_generation_served_by_it(world):
+    world.alive("r1", "r2")
+    tried = CanaryRollout(stable_generation=1, stable_spec=record("a").spec)
+    world.put("a", 2, tried, source="v2", strategy=Strategy(canary=Canary(replicas=1)))
+    for name in ("r1", "r2"):
+        world.says(name, **engine(name), **among(members("r1", "r2")))
+    assert [(card["id"], card["root"]) for card in cards(world, "a")] == [("a", "a@2")]
+    assert sorted(one.generation for one in world.where("a").replicas) == [1, 2]
 
 
 def test_adapters_that_stand_alike_are_derived_once_and_told_by_their_names(world, monkeypatch):

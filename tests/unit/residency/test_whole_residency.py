@@ -198,6 +198,7 @@ def test_a_role_of_which_no_replica_is_to_serve_it_counts_as_one_that_lacks(worl
     ]
     ((_, found),) = counted(world.view, ["a"])
     assert found is not None
+    assert found.pool_replicas == (0 if placement == Placement() else 2)
     assert found.counts.get(ReplicaStanding(UNKNOWN, "role_not_served"), 0) == len(absent)
     world.ask_for()
     assert ("a" in world.look()) == bool(absent)

@@ -81,6 +81,12 @@ def test_what_we_do_with_it_ourselves_is_no_fault_of_the_source(slow):
         slow.now += 60.0
 
 
+def test_a_connection_that_breaks_is_not_waited_for(slow):
+    read = Mock(side_effect=[httpcore.ReadError("broken"), b"x"])
+    with pytest.raises(httpcore.ReadError, match="broken"):
+        slow.watch.read(read, LIMITS.idle_seconds)
+
+
 @pytest.mark.parametrize(
     ("timeout_seconds", "waits"),
     [(3.25, [0.5] * 6 + [0.25]), (1.0, [0.5, 0.5]), (0.5, [0.5]), (0.25, [0.25]), (0.0, [0.001])],

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -214,11 +215,17 @@ def alter(path: Path, change: str) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("call", ["read", "open"])
-def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, adapter, monkeypatch, call):
-    """R8: EIO is the source's, and passes or not; it is no file in place of a directory."""
-    error = OSError(errno.EIO, os.strerror(errno.EIO))
-    monkeypatch.setattr(f"registry.sources.file.os.{call}", mock.Mock(side_effect=error))
+@pytest.mark.parametrize(("call", "of"), [("read", None), ("open", None), ("open", WEIGHTS)])
+def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, adapter, monkeypatch, call, of):
+    """R8: EIO is the source's, and passes or not; it is no file in place of a directory, or of a regular file."""
+    real = getattr(os, call)
+
+    def fails(*args: Any, **named: Any) -> Any:
+        if of in {None, args[0]}:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*args, **named)
+
+    monkeypatch.setattr(f"registry.sources.file.os.{call}", fails)
     told = refused(fetch, allowed, adapter.uri)
     assert (told.reason, told.permanent) == ("source_io", False)
 

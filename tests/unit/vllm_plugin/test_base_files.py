@@ -67,6 +67,15 @@ def test_files_are_those_that_an_index_names(model):
         assert "names other than files beside it" in base_files(model)["problem"]
 
 
+@pytest.mark.parametrize("many", [2048, 2049])
+def test_of_many_tensors_both_sides_sample_the_same(model, many):
+    """R23 same-base: else a base would be told from itself."""
+    rows = {f"n{at}": {"dtype": "U8", "shape": [1], "data_offsets": [at, at + 1]} for at in range(many)}
+    header = json.dumps(rows).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(many))
+    assert essence(read_base_files(page(base_files(model)))) == essence(read_base(model))
+
+
 def test_without_weights_the_configuration_tells(model):
     (model / "model.safetensors").unlink()
     assert essence(read_base_files(page(base_files(model)))) == essence(read_base(model))
