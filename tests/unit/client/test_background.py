@@ -20,6 +20,7 @@ from registry.client import background
 from registry.client.background import BackgroundLoop, LoopedChannel
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import Hold, served
+from tests.support.waiting import eventually
 
 
 class Numbers:
@@ -139,6 +140,19 @@ async def test_a_channel_of_another_loop_is_closed_on_the_process_own_once_it_wa
     made.close.assert_awaited_once_with(1.5)
     await channel.close()
     assert made.close.await_count == 1
+
+
+async def test_a_stream_of_another_loop_that_is_cancelled_is_ended_on_the_process_own(monkeypatch):
+    """X3 given-back: the call would go on, as one of a router's stream that was begun again."""
+    numbers = Numbers(1)
+    call = Mock(__aiter__=lambda _self: numbers.count())
+    made = Mock(unary_stream=Mock(return_value=Mock(return_value=call)))
+    monkeypatch.setattr(background, "open_channel", lambda *_told: made)
+    stream = LoopedChannel("a:1", None).unary_stream("path", bytes, int)(pb.Pool(), timeout=1.0)
+    assert await anext(aiter(stream)) == 0
+    call.cancel.assert_not_called()
+    stream.cancel()
+    await eventually(lambda: call.cancel.called)
 
 
 async def _number() -> int:

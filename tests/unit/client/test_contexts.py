@@ -69,9 +69,12 @@ def test_contexts_that_others_may_write_or_nobody_can_read_are_refused(saved, mo
         Registry()
     assert told.value.reason is Reason.STACK_NOT_TRUSTED
     saved.chmod(0o600)
-    saved.write_text("{")
-    with pytest.raises(InvalidArgument, match="has not the form of loraplane config"):
-        Registry()
+    of_one = '{"current": "a", "contexts": {"a": %s}}'
+    wrong = [of_one % '{"adress": "a:1"}', of_one % '{"address": 1}', of_one % "7", '{"current": "a"}', "{", "[]", "["]
+    for content in [*wrong, "[" * 60_000, '{"contexts": {}}', '{"current": "", "contexts": []}']:
+        saved.write_text(content)
+        with pytest.raises(InvalidArgument, match="has not the form of loraplane config"):
+            Registry()
     monkeypatch.setenv("LORAPLANE_ADMIN", "127.0.0.1:7600")
     monkeypatch.setenv("LORAPLANE_TOKEN_COMMAND", "helper 'open")
     with pytest.raises(InvalidArgument, match="quote it as for a shell"):

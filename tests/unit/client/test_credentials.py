@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
@@ -97,6 +98,14 @@ async def test_no_program_is_none(argv, told):
     assert refused.value.field == "token"
 
 
+async def test_a_stream_whose_token_is_refused_at_first_is_not_begun_again(admin, address, file):
+    admin.answers["WatchResidency"] = [[EXPIRED]]
+    calls = AdminCalls(address, None, 30.0, token=TokenFile(file))
+    with pytest.raises(Unauthenticated, match="has expired"):
+        await anext(calls.stream(api.WATCH_RESIDENCY, pb.WatchResidencyRequest(pool="p")))
+    await calls.aclose()
+
+
 async def test_a_stream_whose_token_ends_goes_on_with_a_new_one_once(admin, address, file):
     """A6 rotates: a router is not without news for want of a token that is there."""
     first = pb.WatchResidencyResponse(snapshot=True, revision=1)
@@ -133,6 +142,7 @@ async def test_a_programs_token_is_kept_until_half_a_minute_before_its_end(progr
     token = BearerToken(source, lambda: now)
     assert await asyncio.gather(token.shown(), token.shown()) == [ShownToken("t"), ShownToken("t", is_kept=True)]
     now += 29
+    token.forget(ShownToken("of before"))  # which says nothing of this one
     await token.shown()
     assert (tmp_path / "runs").read_text() == "x"
     now += 1
@@ -230,6 +240,13 @@ async def test_a_program_that_hangs_is_ended_with_all_that_it_began(program, tmp
         await BearerToken(hanging).shown()
     child = int((tmp_path / "child").read_text())
     await eventually(lambda: is_over(child))
+
+
+async def test_a_program_that_ended_is_not_killed(program, monkeypatch):
+    """What it left running, as an agent, is meant to; and its number may be another's by then."""
+    monkeypatch.setattr(os, "killpg", Mock())
+    assert await BearerToken(program(printing({"token": "t"}))).shown() == ShownToken("t")
+    os.killpg.assert_not_called()
 
 
 @pytest.mark.parametrize(

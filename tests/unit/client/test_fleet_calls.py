@@ -44,6 +44,7 @@ def test_pools_are_made_changed_and_deleted(registry, admin):
     admin.answers["CreatePool"] = [Refusal(grpc.StatusCode.ALREADY_EXISTS, "POOL_EXISTS")]
     with pytest.raises(AlreadyExists):
         registry.create_pool("p", ["tiny"])
+    assert admin.asked("CreatePool")[-1].pool.limits == pb.PoolLimits()
     for call in (
         lambda: registry.create_pool("p", ["t"], max_rank=-1),
         lambda: registry.create_pool("p", "tiny"),  # no base models t, i, n and y
