@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -253,6 +254,8 @@ def test_a_policy_of_signatures_is_looked_at_anew_when_it_or_the_keys_are_others
         assert (policy.follow(pool), policy.are_required) == (changed, required)
     policy.use({})
     assert [policy.follow(None), policy.follow(None)] == [True, False]
+    policy.enforce(Mock(), "p")
+    assert (policy.has_policy, policy.are_required) == (True, True), "whatever the pool asks for"
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from registry.runtime.failpoints import Point, handling
-from registry.sources.base import ArtifactError, SourceUnchanged
+from registry.sources.base import ArtifactError, SourceUnchanged, Stop
 from registry.sources.file import FileSource
+from sidecar.artifacts.requests import other_version
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
@@ -135,3 +137,7 @@ async def test_a_source_that_cannot_be_asked_now_is_taken_to_be_as_it_was(store,
         monkeypatch.setattr(FileSource, "version", raising(error))
         with pytest.raises(told):
             await store.ensure(adapter, "one")
+    stop = Stop()
+    stop.set()
+    with pytest.raises(ArtifactError, match="stopped"):
+        other_version(Mock(version=raising(ArtifactError("source_io", "it is away"))), "one", stop)

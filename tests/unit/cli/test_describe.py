@@ -262,6 +262,7 @@ def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, st
     assert (ran.json["warnings"], ran.json["rollout"], "Warnings could not be read: " in ran.err) == (None, None, True)
     ran = cli("describe", "replica", "r1")
     assert (ran.code, "What was done to it could not be read: " in ran.out) == (0, True)
+    assert "Last events" not in ran.out, "nobody knows whether there are any"
 
 
 def test_the_newest_ten_events_are_shown(cli, store):
