@@ -112,7 +112,7 @@ class Author:
 
     def settle(self, change: Change, context: Context, view: ReadSet) -> Settled:
         """The loop from a view on, which may be old."""
-        while True:
+        for _ in range(100):
             known = replay(view, context)
             if known is not None:
                 return known
@@ -124,3 +124,4 @@ class Author:
             if result.succeeded:
                 return Settled(planned.reply, result.revision)
             view = read_set_of(view.reads, result.revision, result.responses)
+        raise AssertionError(f"it is never settled: {change}")

@@ -276,6 +276,16 @@ def test_of_the_slow_ones_the_one_that_had_least_is_next_and_takes_only_of_one_t
     assert moved(slots, 123.0) == ("a", "d"), "what was quick until then has the place of c"
 
 
+def test_of_those_whose_turn_is_over_the_one_that_had_most_gives_way():
+    slots, turn = full()
+    come(slots, "ij", 10.0)
+    turn["g"].since = 1.0
+    assert moved(slots, 10.0) == ("ij", "ge")
+    turn["f"].had_seconds, turn["h"].since = 5.0, 1.0
+    come(slots, "k", 11.0)
+    assert moved(slots, 11.0) == ("k", "f")
+
+
 def test_who_had_as_much_time_as_another_takes_no_slot_of_it():
     slots = StagingSlots()
     turn = come(slots, "abcd", 0.0)

@@ -23,7 +23,15 @@ from registry.cli.backup import (
 )
 from registry.cli.failure import CliError
 from registry.model.expected_answers import Expect, ExpectedAnswer
-from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, PoolSpec, SourceSpec, TenantRecord
+from registry.model.records import (
+    MAX_RESTORED_STEP,
+    AdapterRecord,
+    AdapterSpec,
+    CanaryRollout,
+    PoolSpec,
+    SourceSpec,
+    TenantRecord,
+)
 from registry.model.stored import Stored
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
@@ -151,6 +159,8 @@ def test_the_whole_plan_of_a_restoration():
     [
         *(([1, 2], 3, [], True), ([1, 2], None, [], True), ([1, 2], 3, [1, 2], True), ([1, 2], 3, [1, 2, 3], False)),
         *(([1, 2], None, [2], False), ([1, 2], None, [1], True), ([5], 3, [4], True), ([], 3, [3], False)),
+        *(([MAX_RESTORED_STEP + 1], None, [1], True), ([MAX_RESTORED_STEP + 2], None, [1], False)),
+        *(([MAX_RESTORED_STEP + 2, 2], None, [1], True), ([MAX_RESTORED_STEP + 1], None, [], True)),
     ],
 )
 def test_history_is_restored_where_it_lacks_the_newest(of_backup, present, of_now, is_restored):

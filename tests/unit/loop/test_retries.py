@@ -343,6 +343,16 @@ def test_an_unload_that_recovers_has_nothing_else_tried(held, tracker):
     assert due(tracker, held.now) == set()
 
 
+@pytest.mark.parametrize("changes", [{"path": None, "ref": None}, {"outcome": Unknown("timeout")}])
+def test_only_what_was_said_to_be_loaded_and_is_not_listed_has_loads_wait(held, tracker, changes):
+    """R8: what stays listed is no load, and what had no answer was not said to be done."""
+    for _ in range(CONTRADICTIONS_UNPACED + 30):
+        tracker.take_up([replace(attempt("b", Done()), **changes)])
+        tracker.settle(observed("b") if "ref" in changes else observed(), turns=True)
+    miss(tracker, ["a"], observed())
+    assert "a" in due(tracker, 10.0)
+
+
 def test_after_one_recovers_the_next_refusals_take_turns_from_now(tracker):
     """R17: the queue that they stood in was of a time that is over."""
     refuse(tracker, NAMES, TRIES_UNPACED)

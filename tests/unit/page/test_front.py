@@ -40,7 +40,7 @@ def texts(page: str) -> list[str]:
 
 def test_what_is_not_settled_stands_first_and_says_why():
     rows = [
-        row("b"),
+        row("b", note="too few serve it"),
         row("a", of=2),
         row("z", "Degraded", reasons={"BAD": 2}),
         row("h", "Halted", halted="r1: BAD", of=8),
@@ -51,7 +51,7 @@ def test_what_is_not_settled_stands_first_and_says_why():
     assert told[::6] == ["h", "z", "g", "a", "b", "off"]
     assert told[:6] == ["h", "1", "Halted", "1/2 of 8", "r1: BAD", ""]
     assert told[21] == "1/2", "that all are chosen goes without saying"
-    assert (told[10], told[17]) == ("2 × BAD", "team=x")
+    assert (told[10], told[17], told[28]) == ("2 × BAD", "team=x", "too few serve it")
 
 
 def test_every_word_of_somebody_stays_a_word():

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+import json
 from typing import Any
 from weakref import ref
 
 import pytest
 
 from registry.admin.page import rows
+from registry.admin.page.cursor import PoolCursor, PoolSight
 from registry.admin.page.rows import MAX_LABELS, MAX_TEXT, absent_rows, adapter_rows, replica_row
 from registry.model.records import Canary, CanaryRollout, Strategy
 from registry.model.status import Failed, LastKnown, Lazy, Pending, ReportedStore
 from registry.residency.derive import DerivedResidency, residency, residency_of
+from registry.residency.hub import Subscription
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.status import DISABLED
 from tests.support.records import KEYS, POOL, kv, record
@@ -53,6 +56,18 @@ def test_replicas_that_stand_alike_are_one_group_and_their_names_are_told_once()
     del row["groups"]
     counts = {"serving": 3, "replicas": 3}
     assert row == ROW | counts | {"name": "a", "generation": 1, "load": "eager", "state": "Healthy", "note": ""}
+
+
+async def test_a_replica_that_is_missing_counts_as_one_of_its_pool():
+    """R9: three of five live."""
+    world, subscription = fleet(), Subscription(POOL, "e")
+    world.expect(({"zone": "x"}, 2))
+    world.look()
+    subscription.post(world.view, frozenset())
+    cursor = PoolCursor(POOL, subscription, PoolSight(lambda _: True, shows_replicas=True, is_whole=True))
+    *_, told = [one async for one in cursor.news()]
+    pool = json.loads(told.partition("data: ")[2])
+    assert (pool["name"], pool["state"], pool["ready"], pool["replicas"]) == (POOL, "Degraded", 3, 5)
 
 
 def test_adapters_that_stand_alike_are_as_healthy_in_whatever_generation_each_is():

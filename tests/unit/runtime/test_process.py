@@ -222,6 +222,13 @@ def test_lines_that_a_library_words_itself_are_told_apart(configured, monkeypatc
         library.warning("%s", text)
         library.warning("%s of 3", text)
     assert [json.loads(line)["message"] for line in written.getvalue().splitlines()] == ["one", "one of 3", "two"]
+    written.truncate(0)
+    for wrong in (lambda: sending("x"), lambda: sending("y"), lambda: int("y")):
+        try:
+            wrong()
+        except ValueError:
+            library.exception("it broke")
+    assert written.getvalue().count('"message": "it broke"') == 2, "by where they began"
 
 
 def test_of_very_many_causes_the_rest_is_one():

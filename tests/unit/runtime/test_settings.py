@@ -57,8 +57,10 @@ def test_etcd_is_reached_in_plain_text_unless_there_are_files():
     files = {"ca": Path("ca"), "certificate": Path("certificate"), "key": Path("key")}
     flags = dict(zip(files, ("etcd_tls_ca", "etcd_tls_cert", "etcd_tls_key"), strict=True))
     for some in (("ca",), ("certificate", "key"), (*files,)):
-        options = daemon(**{flags[one]: files[one] for one in some}).client_options()
-        assert options.tls == TlsFiles(**{one: files[one] for one in some})
+        reached = daemon(**{flags[one]: files[one] for one in some})
+        assert reached.client_options().tls == TlsFiles(**{one: files[one] for one in some})
+        ends = {"--etcd-tls-ca": "ca", "--etcd-tls-cert": "certificate"}
+        assert reached.certificates() == {flag: files[one] for flag, one in ends.items() if one in some}
     for one, field in ((daemon(), "prefix"), (Address(host="a", port=1), "host")):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(one, field, "/other")

@@ -57,6 +57,7 @@ def test_counter_history_and_audit_are_made_good(author):
     revision = author.etcd.revision
     again = author.change(repair(author))
     assert (again.reply.adapters, again.reply.etag) == ([], author.etcd.kvs[KEYS.tenant("acme")].mod_revision)
+    assert author.change(change).reply.adapters == [], "what another repair put in order is told once"
     nobody = author.change(RepairTenant("nobody")).reply
     assert (nobody.tenant, nobody.etag) == (TenantRecord(name="nobody"), 0)
     assert author.change(repair(author), "once") == settled, "though nothing is lost any more"

@@ -209,6 +209,9 @@ def test_a_generation_of_canaries_is_restored_as_it_was():
     with pytest.raises(InvalidArgument) as told:
         make_restore_history(POOL, NAME, [b"?"] * 65, b"")
     assert (told.value.reason, told.value.field) == (Reason.TOO_LARGE, "generations"), "before any is read"
+    with pytest.raises(InvalidArgument) as told:
+        make_restore_history(POOL, NAME, [b"?"] * 64, b"")
+    assert told.value.field == "generations[0]", "so many are looked at"
 
 
 @pytest.mark.parametrize("calls", [1, 2, 9, 10, 11])
