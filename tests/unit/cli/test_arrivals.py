@@ -13,6 +13,7 @@ from registry.cli.failure import CliError, Exit
 from registry.cli.source_reader import Arrival, SourceReader, known_credentials, stopped_after, unreadable
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, FileEntry, manifest_digest
+from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.sources.allowed import DEFAULT_HUB, RemoteOptions
 from registry.sources.base import ArtifactError, Stop
 
@@ -73,8 +74,8 @@ class Allowed:
     def is_gone(self, _stop: Stop) -> bool:
         return False
 
-    def signature(self, _stop: Stop) -> None:
-        return None
+    def signature(self, _stop: Stop) -> bytes:
+        return b"bundle"
 
     def close(self) -> None:
         self.asked.append(("closed",))
@@ -167,6 +168,7 @@ def test_a_source_is_asked_with_its_credential_and_closed(allowed, uri, refusal)
     assert (prefix.rstrip("/"), asked, closed) == (uri.replace(":80", "").rstrip("/"), (uri, "mine"), ("closed",))
     with SourceReader(None).fetched(uri, None, 60.0) as folder:
         assert (folder / WEIGHTS).read_bytes() == b"abcde"
+        assert (folder / SIGNATURE_FILE).read_bytes() == b"bundle"
     assert not folder.exists()
 
 

@@ -82,7 +82,8 @@ def test_a_stack_that_is_down_is_an_error_and_an_admin_service_that_was_not_name
     shutil.rmtree(DEFAULT_FOLDER)
     monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
     told = f"admin service: {address} (the default; --admin or LORAPLANE_ADMIN names one)\n"
-    assert (run(named), capsys.readouterr()) == (0, ("dev\n", told))
+    for none in ([], ["--admin", ""]):
+        assert (run([*none, *named]), capsys.readouterr()) == (0, ("dev\n", told))
     assert (run(["--admin", address, *named]), capsys.readouterr()) == (0, ("dev\n", ""))
     with nobody_listens() as nobody:
         monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", nobody)

@@ -200,6 +200,7 @@ def test_colours_are_for_terminals_unless_somebody_says_otherwise(monkeypatch, c
         monkeypatch.setenv(name, value)
     with redirect_stdout(Terminal()) as terminal:
         Printer(Format.TABLE, color=Color(color)).items(VIEW, ["a"])
+        assert Printer(Format.TABLE, color=Color(color)).console.no_color is not styled
     assert ("\x1b[1mTEXT" in terminal.getvalue()) is styled
     assert output_of("table", color) == Output(Format.TABLE, color=Color(color))
 

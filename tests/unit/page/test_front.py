@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -14,10 +15,11 @@ from starlette.datastructures import Headers
 
 from registry.access.control import AccessControl
 from registry.admin.page.browsers import foreign_origin
-from registry.admin.page.front import static_files
+from registry.admin.page.front import FrontPage, static_files
 from registry.admin.page.markup import MAX_ROWS, PoolTables, fleet, refusal, sign_in
 from registry.model.errors import Reason, Unavailable
 from registry.model.status import Failed
+from registry.runtime.page_guard import MAX_BODY_BYTES
 from tests.support.admin import change_set, put
 from tests.support.played_admin import Served, served
 from tests.support.played_etcd import play
@@ -177,6 +179,22 @@ async def posts(served: Served, body: str, **headers: str) -> httpx.Response:
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
         form = {"content-type": "application/x-www-form-urlencoded"}
         return await client.post("/", content=body, headers=HTML | form | headers)
+
+
+async def test_of_a_form_as_much_is_read_as_a_page_takes(monkeypatch):
+    """R16 bounded: however many pieces it comes in."""
+
+    async def shown(*pieces: bytes) -> str:
+        async def stream() -> AsyncIterator[bytes]:
+            for one in pieces:
+                yield one
+
+        page = FrontPage(Mock(), Mock())
+        return await page.authorization(Mock(method="POST", stream=stream))
+
+    full = b"x" * (MAX_BODY_BYTES - 8)
+    assert [await shown(b"tok", b"en=t"), await shown(full, b"&token=tt")] == ["Bearer t", "Bearer t"]
+    assert await shown(full + b"&token=t", b"t", b"t") == "Bearer t"
 
 
 def test_without_a_token_there_is_a_form_and_no_data(tmp_path):

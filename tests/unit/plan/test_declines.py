@@ -179,6 +179,7 @@ def test_what_is_told_is_known_again_after_a_restart():
     again = restored(told, state)
     assert again == {("a", 1): Decline("r", "8", None), ("b", 4): Decline("s", "9", None)}
     assert restored({}, state) == {}
+    assert Decline("r", "8", "x", 1.0) == Decline("r", "8", "x", 2.0), "what is declined as before is no news"
     assert announced(again) == {**told, "r": Declined("8", frozenset({decline_id("a", 1)}))}
 
 

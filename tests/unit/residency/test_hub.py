@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -139,6 +139,7 @@ async def test_what_comes_while_something_else_is_told_is_told_next(etcd: Played
 @played
 async def test_a_pool_that_nobody_looks_at_is_followed_a_little_longer(etcd: PlayedEtcd):
     """R16 bounded; and a router that polls each half minute finds it ready."""
+    assert LINGER_SECONDS > 30
     board = Board(etcd)
     await board.served("a")
     boards = list[Subscription]()
@@ -159,6 +160,22 @@ async def test_a_pool_that_nobody_looks_at_is_followed_a_little_longer(etcd: Pla
         await board.hub.aclose()
         with pytest.raises(Unavailable):
             await last.look()
+
+
+@played
+async def test_the_last_reader_of_a_subscription_that_ended_takes_nothing_from_those_of_the_next(etcd: PlayedEtcd):
+    board = Board(etcd)
+    await board.served("a")
+    async with AsyncExitStack() as stack:
+        async with board.hub.look(POOL):
+            ended = board.hub._followed[POOL].task
+            ended.cancel()
+            await asyncio.wait([ended])
+            one = await stack.enter_async_context(board.hub.look(POOL))
+        await asyncio.sleep(LINGER_SECONDS + 1)
+        async with board.hub.look(POOL) as other:
+            assert (other is one, told(await one.look())) == (True, (("a",), True))
+    await board.hub.aclose()
 
 
 @played
