@@ -8,10 +8,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from registry.cli.doctor import replica_findings
+from registry.cli.doctor import collect, replica_findings
 from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, diagnose, looked_at, methods_differ, miscounts
 from registry.cli.doctor.findings import (
     CheckedPart,
@@ -42,6 +43,8 @@ from registry.model.status import (
 )
 from registry.v1 import registry_pb2 as pb
 from tests.support.hostile import spoiled
+from tests.support.played_etcd import PlayedEtcd, played
+from tests.support.records import KEYS
 from tests.support.residency_world import engine_status, replica_status
 
 MIB = 1 << 20
@@ -210,6 +213,34 @@ def test_what_outgrows_etcd_is_told_before_it_does(growth, told):
     found = list(growth_findings(growth))
     assert [one.reason for one in found] == [reason for reason, _ in told]
     assert all(words in one.finding for one, (_, words) in zip(found, told, strict=True))
+
+
+@played
+async def test_growth_is_that_of_the_last_day_and_unknown_where_etcd_cannot_be_read(etcd: PlayedEtcd, monkeypatch):
+    """What its audit says of pools and of what belongs to none; and of old revisions those that were to be gone."""
+    client, made = etcd.client(), datetime.now(UTC)
+    etcd.store.put(KEYS.pool("p"), b"any")
+    for scope, hours in ((scope, hours) for scope in ("_", "p", "gone") for hours in (0, 23, 25)):
+        etcd.store.put(KEYS.audit(scope, f"{made - timedelta(hours=hours):%Y%m%dT%H%M%S}Z{hours}"), b"any")
+
+    async def told() -> list[tuple[str, str]]:
+        found = await collect._growth(client, KEYS, EtcdGrowth(quota_bytes=1))
+        return [(one.reason, one.finding.partition(",")[0].partition(" can")[0]) for one in found]
+
+    outgrows = ("outgrows_quota", "4 changes in the last day")
+    assert await told() == [outgrows]
+    revision = etcd.store.revision
+    for kept, old in ((3, revision - 3), (revision, 2)):
+        monkeypatch.setattr(collect, "_FEW_REVISIONS", revision - 1)
+        monkeypatch.setattr(collect, "_KEPT_REVISIONS", kept)
+        assert await told() == [("not_compacted", f"revision {old}"), outgrows]
+    etcd.store.compacted = 3
+    assert await told() == [outgrows], "it is compacted"
+    etcd.store.compacted = 0
+    monkeypatch.setattr(collect, "_FEW_REVISIONS", revision)
+    assert await told() == [outgrows], "there are few"
+    monkeypatch.setattr(client, "range", AsyncMock(side_effect=NoLeader()))
+    assert await told() == []
 
 
 def test_counters_that_differ_from_what_is_listed():
