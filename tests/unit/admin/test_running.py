@@ -161,6 +161,8 @@ async def test_a_service_that_fails_to_start_leaves_nothing_behind(etcd):
             raise Fault
 
     service, notes = made(etcd), list[Told]()
+    async with service.hub.look("p"):
+        assert len(asyncio.all_tasks()) > 1
     with pytest.raises(ExceptionGroup) as told:
         async with service.serving(cast("grpc.aio.Server", Failing(notes)), Pages(notes)):
             pytest.fail("it does not serve")

@@ -209,12 +209,14 @@ def test_what_apply_would_refuse_is_left_out_and_told(model, reason):
 
 
 def test_labels_and_numbers_that_no_manifest_takes_are_told():
-    labels = {f"k{number}": "v" for number in range(65)} | {"long": "x" * 257, "k" * 64: "v"}
+    wrong = {"long": "x" * 257, "k" * 64: "v"}
+    labels = wrong | {f"k{number}": "v" for number in range(65)} | {"k0": "x" * 256}
     head = {"apiVersion": "model.aibrix.ai/v1alpha1", "kind": "ModelAdapter"}
     content = {**head, "metadata": {"name": "a", "labels": labels}, "spec": {"artifactURL": "s3://b/a"}}
     found = import_documents(KINDS["aibrix"], [(content, "x")], ImportChoices(pool="p"))
     assert len(found.notes) == 3
-    assert len(found.manifests[0][0]["metadata"]["labels"]) == 64  # type: ignore[index]
+    taken = found.manifests[0][0]["metadata"]["labels"]  # type: ignore[index]
+    assert (len(taken), len(taken["k0"])) == (64, 256)
     many = {**content, "metadata": {"name": "a"}, "spec": {"artifactURL": "s3://b/a", "replicas": 0}}
     (note,) = import_documents(KINDS["aibrix"], [(many, "x")], ImportChoices(pool="p")).notes
     assert "not from 1 to 10000" in note

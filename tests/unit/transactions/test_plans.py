@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,7 @@ from registry.transactions.changes import (
     UpdatePool,
 )
 from registry.transactions.context import TxnLimits
+from registry.transactions.decode import all_keys_in, any_in, everything_in, newest_in, some_in
 from registry.transactions.plan import reads_of
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
@@ -88,6 +90,13 @@ def test_refused(author, name):
     told = refused(author, change)
     assert (type(told), told.reason, told.field) == (kind, reason, field)
     assert told.metadata.get("etag") != "0" or "there is no such record;" in told.message
+
+
+def test_what_is_read_for_its_keys_comes_without_values():
+    """R16 bounded: those of a pool's adapters may be many megabytes."""
+    reads = (any_in, partial(some_in, count=3), all_keys_in, newest_in, everything_in)
+    told = [(one.keys_only, one.limit) for one in (read(b"p/") for read in reads)]
+    assert told == [(True, 1), (True, 3), (True, 0), (False, 1), (False, 0)]
 
 
 def test_too_large():
