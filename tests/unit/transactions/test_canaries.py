@@ -18,6 +18,7 @@ from registry.transactions.changes import (
     Remove,
     RollbackAdapter,
 )
+from registry.transactions.supported import check_supported
 from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
 from tests.support.history_check import check_history
 from tests.unit.transactions.conftest import audits, etag, lives, record, refused
@@ -109,6 +110,15 @@ def test_who_takes_canaries_back_leaves_where_it_is_served(author):
     author.change(ABORT)
     found = record(author)
     assert (found.spec, found.rollout) == (spec(strategy=QUARTER, **meant), None)
+
+
+def test_who_takes_canaries_back_of_what_was_lazy_makes_nothing_that_no_sidecar_does(author):
+    """W6: all replicas load it at once when it becomes eager, and a placement is of eager adapters alone."""
+    author.change(put("v1", load="lazy", strategy=None))
+    author.change(put("v2", strategy=ONE, placement=Placement(replicas=2)))
+    author.change(ABORT)
+    assert record(author).spec == spec(strategy=None, placement=Placement(replicas=2))
+    check_supported(record(author).spec, field="spec")
 
 
 def test_history_tells_of_what_never_got_past_its_canaries(author):
