@@ -80,8 +80,8 @@ def _running(record: AdapterRecord) -> CanaryRollout:
     return record.rollout
 
 
-# Of a spec that only canaries serve: what all follow at once, so that nobody takes it back with the weights. A placement
-# goes with being loaded eagerly alone.
+# Of a spec that only canaries serve: what all follow at once, so that nobody takes it back with the weights. A
+# placement goes with `load: eager` alone.
 _FOR_ALL = ("enabled", "load", "placement", "priority")
 
 

@@ -27,7 +27,6 @@ from registry.residency.derive import DerivedResidence, DerivedResidency, counte
 from registry.residency.health import AdapterRow, counts, reasons, state, state_there
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.expected import AbsentReplica
-from registry.rollout.pool import LiveReplica
 from registry.rollout.status import DISABLED
 from registry.transactions.decode import read_adapter
 from registry.v1 import registry_pb2 as pb
@@ -194,17 +193,15 @@ def replica_row(view: PoolView, name: str, *, is_whole: bool) -> Document:
     replica = view.everybody[name]
     status = replica.reading.status if isinstance(replica.reading, ParsedStatus) else None
     presence = presence_of(replica.presence.value)
-    told = _presence_told(view, replica, presence) if presence else {"name": name, "labels": {}, "leaving": False}
-    return told | (_status_told(status, is_whole=is_whole) if status else {"ready": False})
+    told = _presence_told(view, name, presence) if presence else {"labels": {}, "leaving": False}
+    return {"name": name} | told | (_status_told(status, is_whole=is_whole) if status else {"ready": False})
 
 
-def _presence_told(view: PoolView, replica: LiveReplica, presence: Presence) -> Document:
-    name = presence.replica
+def _presence_told(view: PoolView, name: str, presence: Presence) -> Document:
     return {
-        "name": name,
         "labels": _labels(presence.labels),
         "leaving": presence.leaving,
-        "url": "" if name in view.withheld else cut(replica.router_url),
+        "url": "" if name in view.withheld else cut(view.everybody[name].router_url),
         "withheld": name in view.withheld,
         "version": cut(presence.version),
         "started_at": cut(presence.started_at),

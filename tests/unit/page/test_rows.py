@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -19,7 +20,7 @@ from registry.residency.hub import Subscription
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.status import DISABLED
 from tests.support.records import KEYS, POOL, kv, record
-from tests.support.residency_world import World, engine_status
+from tests.support.residency_world import World, engine_status, presence
 
 
 def named(world: World, *names: str, **how: Any) -> dict[str, dict[str, Any]]:
@@ -219,6 +220,17 @@ def test_a_url_that_the_pool_does_not_allow_is_told_to_nobody():
     world.look()
     row = replica_row(world.view, "r1", is_whole=True)
     assert (row["url"], row["withheld"]) == ("", True)
+
+
+def test_a_replica_has_the_name_of_its_key_whatever_its_presence_says():
+    """A4 own-keys: nobody's row stands in the place of another's, or shows a URL that the pool does not allow."""
+    world = fleet()
+    world.allow("10.0.0.1")
+    (kv,) = [one for one in world.presences.values() if one.key.endswith(b"/r1")]
+    world.presences[kv.key] = replace(kv, value=presence("r2").to_bytes())
+    world.look()
+    row = replica_row(world.view, "r1", is_whole=True)
+    assert (row["name"], row["url"], row["withheld"]) == ("r1", "", True)
 
 
 @pytest.mark.parametrize(("hosts", "url"), [((), "http://10.0.0.9:8000"), (("10.0.0.1",), "")])
