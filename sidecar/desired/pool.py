@@ -1,12 +1,18 @@
-"""Watcher of the pool's record, which waits while its store is in doubt."""
+"""Watcher of the pool's record, which waits while its store is in doubt.
+
+Its own list comes before the adapters' is judged, or their watch stands. So one that may be of another store than they
+were followed in waits for theirs: they are listed then, too.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from registry.etcd3.client import Client
-from registry.etcd3.ops import KeyValue
+from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
+from registry.etcd3.ops import KeyValue, Range
 from registry.etcd3.reflector import Reflector
 from registry.etcd3.stream import Changed, Connected, Disconnected, Listed, Progressed
 from registry.model.errors import RegistryError
@@ -16,6 +22,9 @@ from registry.runtime.clock import Clock
 from sidecar.desired.mailbox import Snapshot
 from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import PoolChanged
+
+# Until it is asked again what etcd did not answer.
+_AGAIN_SECONDS = 1.0
 
 
 class PoolWatcher:
@@ -43,15 +52,36 @@ class PoolWatcher:
             async for reflection in reflections:
                 known, before = self._cache.informer.state.revision, known
                 match reflection:
-                    case Listed(revision=revision, kvs=kvs):
-                        # A pool that a list lacks now may have been lost with its store; only an event deletes it.
-                        is_missing = not kvs and self._cache.pool_record is not None
-                        self._note(kvs[0] if kvs else None, is_doubtful=revision < before or is_missing)
+                    case Listed(kvs=kvs):
+                        is_known = await self._keeps_what_is_followed()
+                        is_doubtful = not is_known or self._is_doubtful(reflection, before)
+                        self._note(kvs[0] if kvs else None, is_doubtful=is_doubtful)
                     case Changed(events=events):
                         self._note(events[-1].kv, is_doubtful=False)
                     case Progressed() | Connected() | Disconnected():
                         continue
                 await on_change()
+
+    def _is_doubtful(self, listed: Listed, known: int) -> bool:
+        """True if a list may be of another store. `known`: revision of the adapters as it began."""
+        # A pool that a list lacks now may have been lost with its store; only an event deletes it.
+        is_missing = not listed.kvs and self._cache.pool_record is not None
+        is_elsewhere = self._cache.store.cluster_id not in (0, listed.cluster_id)
+        return listed.revision < known or is_missing or is_elsewhere or self._cache.is_doubted
+
+    async def _keeps_what_is_followed(self) -> bool:
+        """False if etcd does not keep the revision up to which the adapters are followed, as after a restoration."""
+        while True:
+            revision = self._cache.informer.state.revision
+            try:
+                await self._client.range(Range(self._key, revision=revision, keys_only=True))
+            except (Compacted, FutureRevision):
+                if revision == self._cache.informer.state.revision:
+                    return False
+            except EtcdError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                return True
 
     def settled(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot in which the adapters' list is followed, with the record that waited for it."""

@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnavailable
-from registry.etcd3.ops import KeyValue, Put, Range, RangeResult, Txn
-from registry.model.records import Meta, Placement
+from registry.etcd3.ops import Delete, KeyValue, Put, Range, RangeResult, Txn, prefix_end
+from registry.model.records import Meta, Placement, PoolLimits
 from registry.runtime.clock import Clock
 from sidecar.desired import packing
 from sidecar.desired import watcher as module
@@ -142,6 +142,39 @@ async def test_what_came_is_packed_within_seconds_and_memory_given_back_once_the
     await asyncio.sleep(6)
     assert (len(packed(again)), all(packed(again))) == (201, True)
     await again.end()
+
+
+@pytest.mark.parametrize("is_other_cluster", [True, False], ids=["another cluster", "restored in place"])
+@pytest.mark.parametrize("restarts", [True, False], ids=["over a restart", "as it runs"])
+@played
+async def test_the_pool_of_another_store_waits_for_its_adapters(etcd: PlayedEtcd, tmp_path, restarts, is_other_cluster):
+    """R15 brake, R1: of a store that lacks very much the pool's record, and its limits, come in force with the list."""
+    make_registry(etcd, *(f"n{number}" for number in range(40)))
+    sidecar = Sidecar(etcd, tmp_path)
+    await asyncio.sleep(1)
+    names = sidecar.names
+    if restarts:
+        await sidecar.end()
+    other = pool().model_copy(update={"limits": PoolLimits(max_adapters=1)})
+    etcd.store.txn(Txn((), (Delete(KEYS.adapters(POOL), prefix_end(KEYS.adapters(POOL))),)))
+    etcd.store.put(KEYS.pool(POOL), other.to_bytes())
+    etcd.store.compact(etcd.store.revision)
+    etcd.cluster.restart(cluster_id=etcd.cluster.cluster_id + is_other_cluster)
+    for link in etcd.links.values():
+        link.cut()
+    for _ in range(2):  # the second process begins while the list is held
+        if restarts:
+            await sidecar.end()
+            sidecar = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(30)
+        assert sidecar.mailbox.snapshot.held
+        assert all(one.pool == pool() for one in sidecar.mailbox.posted if one.pool_read)
+        assert sidecar.names == names
+    confirmed = other.model_copy(update={"removals_confirmed_revision": etcd.store.revision})
+    etcd.store.put(KEYS.pool(POOL), confirmed.to_bytes())
+    await asyncio.sleep(1)
+    assert (sidecar.names, sidecar.mailbox.snapshot.pool) == (set(), confirmed)
+    await sidecar.end()
 
 
 @played

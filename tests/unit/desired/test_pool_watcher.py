@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from registry.etcd3.ops import Event, KeyValue
+from registry.etcd3.errors import Compacted, EtcdError, EtcdUnavailable, FutureRevision
+from registry.etcd3.ops import Event, KeyValue, Range
 from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed
 from registry.runtime.clock import Clock
 from sidecar.desired import pool as module
@@ -19,7 +20,8 @@ from sidecar.desired.informer import DesiredState
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Snapshot
 from sidecar.desired.pool import PoolWatcher
-from sidecar.desired.pool_cache import PoolCache
+from sidecar.desired.pool_cache import Holding, PoolCache, Relisting
+from sidecar.desired.removal_guard import ListCandidate, StoreId
 from sidecar.desired.snapshot import PoolChanged, SnapshotBase, decode_entries
 from tests.support.records import KEYS, POOL
 from tests.support.worlds import pool
@@ -36,13 +38,33 @@ def kv(value: bytes) -> KeyValue:
     return KeyValue(KEYS.pool(POOL), value, 1, FOLLOWED, 1)
 
 
-def listed(*values: bytes, revision: int = FOLLOWED) -> Listed:
-    return Listed(revision, tuple(map(kv, values)), 7, ListCause.FIRST, 1)
+def listed(*values: bytes, revision: int = FOLLOWED, cluster_id: int = 7) -> Listed:
+    return Listed(revision, tuple(map(kv, values)), cluster_id, ListCause.FIRST, 1)
 
 
 def changed(*values: bytes | None) -> Changed:
     """All that happened to the record in one revision; None: it was deleted."""
     return Changed(51, tuple(Event(KEYS.pool(POOL), 51, None if one is None else kv(one)) for one in values))
+
+
+class Store:
+    """Says whether it keeps a revision, and was asked of which ones.
+
+    Attributes:
+        answers: what it says in turn, and what happens meanwhile; nothing: it keeps it.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.answers: list[tuple[EtcdError, Callable[[], None]]] = []
+
+    async def range(self, op: Range) -> None:
+        assert (op.key, op.keys_only) == (KEYS.pool(POOL), True)
+        self.asked.append(op.revision)
+        if self.answers:
+            error, meanwhile = self.answers.pop(0)
+            meanwhile()
+            raise error
 
 
 class Told(Played):
@@ -52,8 +74,9 @@ class Told(Played):
         super().__init__()
         self.mailbox, self.folder, self.changes = Kept(), folder, 0
         self.journal = Journal(folder)
-        self.cache = PoolCache(KEYS, POOL, self.mailbox, self.journal)
-        self.watcher = PoolWatcher(None, KEYS, self.cache, Clock(random.Random(0)))  # type: ignore[arg-type]
+        self.cache, self.store = PoolCache(KEYS, POOL, self.mailbox, self.journal), Store()
+        self.cache.store = StoreId(7)
+        self.watcher = PoolWatcher(self.store, KEYS, self.cache, Clock(random.Random(0)))  # type: ignore[arg-type]
         self.follow(FOLLOWED)
 
     def follow(self, revision: int) -> None:
@@ -141,6 +164,45 @@ async def test_a_list_that_may_be_of_a_lost_store_waits_for_that_of_the_adapters
     assert (settled.pool_read, settled.pool and settled.pool.removals_confirmed_revision) == (True, becomes)
     assert told.written == [record(1), record(becomes) if becomes else None]
     assert told.watcher.settled(settled) is settled, "nothing waits any more"
+
+
+HELD = Holding(ListCandidate(FOLLOWED, StoreId(7), [], ()))
+
+
+@pytest.mark.parametrize("state", [HELD, Relisting(is_begun=False)], ids=["is held", "is to be listed"])
+async def test_what_a_process_finds_whose_store_is_in_doubt_waits(told, state):
+    """R15 brake: also before it has listed the adapters itself, and found that it has to hold them."""
+    told.cache.state = state
+    await told.hear(listed(record(1)))
+    assert (told.in_force, told.written) == ((False, None), [])
+    assert told.watcher.settled(told.mailbox.snapshot).pool_read
+
+
+LOST: list[Callable[[], EtcdError]] = [lambda: Compacted("", compact_revision=60), lambda: FutureRevision("")]
+
+
+@pytest.mark.parametrize("lost", LOST, ids=["restored", "set back"])
+async def test_the_record_waits_for_the_adapters_where_they_have_to_be_listed(told, lost):
+    """R15 brake: of another cluster, or of a store that no longer keeps what was followed; else nothing is in doubt."""
+    await told.hear(listed(record(1)))
+    await told.hear(listed(record(2), cluster_id=8))
+    assert (told.in_force, told.written) == ((True, 1), [record(1)])
+    await told.hear(listed(record(2)))
+    assert told.in_force == (True, 2)
+    told.store.answers = [(lost(), lambda: None)]
+    await told.hear(listed(record(3)))
+    assert (told.in_force, told.written) == ((True, 2), [record(1), record(2)])
+    told.store.answers = [(lost(), lambda: told.follow(FOLLOWED + 9))]
+    await told.hear(listed(record(4), revision=FOLLOWED + 9))
+    assert (told.in_force, told.store.asked[-2:]) == ((True, 4), [FOLLOWED, FOLLOWED + 9])
+
+
+async def test_what_etcd_does_not_answer_is_asked_again(told, monkeypatch):
+    """R3 converge: its watch stands, so it will."""
+    monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.001)
+    told.store.answers = [(EtcdUnavailable("", maybe_applied=False), lambda: None)] * 2
+    await told.hear(listed(record(1)))
+    assert (told.in_force, told.store.asked) == ((True, 1), [FOLLOWED] * 3)
 
 
 async def test_while_a_list_is_held_the_record_waits_too(told):
