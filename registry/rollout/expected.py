@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from registry.etcd3.ops import KeyValue
-from registry.model.errors import RegistryError
+from registry.model.errors import Reason, RegistryError
 from registry.model.keys import last_part
 from registry.model.names import matches
 from registry.model.placement import ROLE_LABEL
@@ -188,8 +188,18 @@ def expectation_of(
 def remembered(kv: KeyValue | None) -> RememberedReplicas:
     """Replicas remembered by a value of etcd; nobody if it cannot be read."""
     try:
-        return RememberedReplicas.parse(kv.value) if kv is not None else RememberedReplicas()
+        return remembered_here(kv)
     except RegistryError:
+        return RememberedReplicas()
+
+
+def remembered_here(kv: KeyValue | None) -> RememberedReplicas:
+    """The same. Raises FailedPrecondition: a later release wrote it, so nobody here knows whom it remembers."""
+    try:
+        return RememberedReplicas.parse(kv.value) if kv is not None else RememberedReplicas()
+    except RegistryError as error:
+        if error.reason is Reason.FUTURE_SCHEMA:
+            raise
         return RememberedReplicas()
 
 

@@ -35,6 +35,7 @@ from registry.rollout.expected import (
     newly_gone,
     remember,
     remembered,
+    remembered_here,
     with_last_known,
 )
 from registry.runtime.clock import Deadline
@@ -205,7 +206,10 @@ class MembersKeeper:
 
     async def _renew(self, pool: str, kv: KeyValue | None, heard: _Heard) -> bool:
         """Writes what changed of a pool; False: it could not be."""
-        before = remembered(kv)
+        try:
+            before = remembered_here(kv)
+        except RegistryError:
+            return True  # what a later release wrote stays
         wanted = remember(before, heard.presences, heard.statuses, heard.left, self._wall())
         if wanted.members == before.members and not (kv and self._strangers(pool, kv)):
             return True
@@ -266,7 +270,7 @@ async def forget(client: Client, keys: Keys, pool: str, name: str, deadline: Dea
 
     Raises:
         NotFound: nobody remembers one of that name.
-        FailedPrecondition: it lives.
+        FailedPrecondition: it lives; or a later release remembers.
         Conflict: somebody else changed who is remembered at the same time.
         Unavailable: etcd does not answer.
     """
@@ -277,7 +281,7 @@ async def forget(client: Client, keys: Keys, pool: str, name: str, deadline: Dea
             message = f"replica {name!r} lives; end its sidecar first"
             raise FailedPrecondition(Reason.REPLICA_LIVES, message, field="name")
         kv = next(iter(found.kvs), None)
-        before = remembered(kv)
+        before = remembered_here(kv)
         if kv is None or name not in before.members:
             message = f"no replica {name!r} is expected in pool {pool!r}; see loraplane get replicas"
             raise NotFound(Reason.REPLICA_NOT_FOUND, message, field="name")

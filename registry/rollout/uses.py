@@ -18,11 +18,12 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from registry.etcd3.ops import KeyValue
+from registry.model.errors import RegistryError
 from registry.model.names import name_key
 from registry.model.replica_state import ParsedStatus
 from registry.model.status import tell_seconds
 from registry.rollout.ages import ClockReading, EndingRecord
-from registry.rollout.expected import remembered
+from registry.rollout.expected import remembered_here
 from registry.rollout.pool import LiveReplica, PoolSnapshot
 
 # A replica may lose what was used last before an unload, of two looks, and what came while it looked.
@@ -45,7 +46,10 @@ def needed_seconds(ttl_seconds: int) -> float:
 def unused(one: EndingRecord, pool: PoolSnapshot, members: KeyValue | None) -> Unused | None:
     """The stretch in which an adapter was certainly not used; None: some replica cannot tell, or none lives."""
     living = {**pool.draining, **pool.replicas}
-    lived = (name for name, known in remembered(members).members.items() if not known.last_seen)
+    try:
+        lived = [name for name, known in remembered_here(members).members.items() if not known.last_seen]
+    except RegistryError:
+        return None
     if not living or members is None or any(name not in living for name in lived):
         return None
     told = [_told(replica, one) for replica in living.values()]

@@ -22,6 +22,7 @@ from registry.transactions.decode import (
     Present,
     ReadSet,
     any_in,
+    named,
     no_pool,
     present_pool,
     shown,
@@ -250,6 +251,7 @@ def plan_drain(change: DrainReplica, view: ReadSet, context: Context) -> Planned
 
     Raises:
         NotFound: there is no such pool, or no such replica lives in it.
+        FailedPrecondition: the order that stands is from a future schema.
     """
     keys, pool, name = context.keys, change.pool, change.name
     presence, before = view.key(keys.replica(pool, name)), view.key(keys.drain(pool, name))
@@ -295,9 +297,12 @@ def _is_leaving(kv: KeyValue) -> bool:
 
 
 def _order(kv: KeyValue) -> DrainOrder | None:
+    """None: it cannot be read. Raises FailedPrecondition: it is from a future schema."""
     try:
         return DrainOrder.parse(kv.value)
-    except FailedPrecondition:
+    except FailedPrecondition as error:
+        if error.reason is Reason.FUTURE_SCHEMA:
+            raise named(error, kv, "") from error
         return None
 
 

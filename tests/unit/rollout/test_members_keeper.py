@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -364,6 +365,23 @@ async def refused_to_forget(kept: Kept, name: str) -> RegistryError:
     with pytest.raises(RegistryError) as refused:
         await forget(kept.client, KEYS, POOL, name, Deadline.of(60.0), dry_run=False)
     return refused.value
+
+
+@played
+async def test_what_a_later_release_remembers_is_left_as_it_is(etcd: PlayedEtcd):
+    """R14: both may run at once for a while, and would write over each other; what cannot be read at all is mended."""
+    kept = await keeping(etcd, "r1")
+    later = json.dumps({"schema": 2, "members": ["r1", "r2"]}).encode()
+    etcd.store.put(KEYS.members(POOL), later)
+    await kept.replicas.alive("r2")
+    await kept.replicas.gone("r1")
+    await asyncio.sleep(LOOK)
+    refused = await refused_to_forget(kept, "r1")
+    assert (type(refused), refused.reason) == (FailedPrecondition, Reason.FUTURE_SCHEMA)
+    assert etcd.store.kvs[KEYS.members(POOL)].value == later
+    etcd.store.put(KEYS.members(POOL), b"?")
+    await asyncio.sleep(LOOK)
+    assert kept.members() == {"r2": ""}
 
 
 @played

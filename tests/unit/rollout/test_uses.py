@@ -62,6 +62,10 @@ def test_nothing_is_known_while_any_replica_does_not_tell():
     assert stretch(made) is None
     made.remember("a")
     assert stretch(made) == Unused(11, 60)
+    known = made.members
+    for value in (b'{"schema": 2}', b"?"):
+        made.members = known and KeyValue(known.key, value, 1, 33, 2, 0)
+        assert stretch(made) == (Unused(33, 60) if value == b"?" else None), "nobody here knows who lived"
     made.members = None
     assert stretch(made) is None
     assert stretch(world()) is None

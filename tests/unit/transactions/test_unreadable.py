@@ -18,6 +18,7 @@ from registry.transactions.changes import (
     Change,
     ConfirmRemovals,
     DeletePool,
+    DrainReplica,
     PromoteRollout,
     Remove,
     RepairTenant,
@@ -37,7 +38,7 @@ from registry.transactions.decode import (
 )
 from registry.transactions.repair import AuditTrail
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, upsert
-from tests.unit.transactions.conftest import etag, record, refused
+from tests.unit.transactions.conftest import etag, lives, record, refused
 
 A, POOL_KEY, ACME = KEYS.adapter(POOL, "acme/a"), KEYS.pool(POOL), KEYS.tenant("acme")
 FUTURE = b'{"schema": 99}'
@@ -91,10 +92,12 @@ def test_what_depends_on_it_is_refused_by_its_key(author, change, key, remedy, v
         (RollbackAdapter(POOL, "acme/a", 1), A),
         (UpdatePool(POOL, ("base",), PoolLimits()), POOL_KEY),
         (DeletePool(POOL), POOL_KEY),
+        (DrainReplica(POOL, "r1", drain=True), KEYS.drain(POOL, "r1")),
     ],
 )
 def test_what_a_later_release_wrote_is_not_replaced(author, change, key):
     """R14: what cannot be read at all is."""
+    lives(author, "r1")
     if isinstance(change, DeletePool):
         author.change(applying(Remove("acme/a")))
     author.etcd.put(key, FUTURE)
