@@ -133,6 +133,14 @@ class Keys:
         return self._key("meta")
 
 
+def is_adapter_key(key: bytes, pool: str) -> bool:
+    """True for the key of an adapter of a pool, of those below its prefix.
+
+    What stands further down, as under a name that somebody wrote with its "/", is none: its last part may be another's.
+    """
+    return key.rpartition(b"/")[0].endswith(f"/adapters/{pool}".encode())
+
+
 def last_part(key: bytes) -> str:
     """The part of a key after its last slash, e.g. the name key of an adapter's key."""
     return key.rsplit(b"/", 1)[-1].decode(errors="backslashreplace")

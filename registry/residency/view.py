@@ -17,7 +17,7 @@ from functools import cached_property
 
 from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
-from registry.model.keys import last_part
+from registry.model.keys import is_adapter_key, last_part
 from registry.model.names import is_engine_allowed
 from registry.model.placement import Assignment, declinable, looks_at_room, spec_now
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, SourceSpec
@@ -334,11 +334,11 @@ def _speaking(view: PoolView) -> Iterator[tuple[LiveReplica, ReplicaStatus, bool
 
 def _records(view: PoolView, values: PoolValues) -> tuple[Mapping[str, AdapterEntry], Mapping[str, Earlier]]:
     """The records, read where they changed, and those of names that are gone."""
-    old, found, keys = view.records, values.records or {}, values.changed
-    if keys is not None and not keys:
+    old, found, changed = view.records, values.records or {}, values.changed
+    if changed is not None and not changed:
         return old, view.deleted
-    new, deleted = {} if keys is None else dict(old), dict(view.deleted)
-    keys = frozenset(found) if keys is None else keys
+    new, deleted = {} if changed is None else dict(old), dict(view.deleted)
+    keys = [key for key in (found if changed is None else changed) if is_adapter_key(key, view.snapshot.pool)]
     for etcd_key in keys:
         kv, key = found.get(etcd_key), last_part(etcd_key)
         before = old.get(key)
@@ -347,7 +347,7 @@ def _records(view: PoolView, values: PoolValues) -> tuple[Mapping[str, AdapterEn
         else:
             new[key] = _entry(view, key, kv, before) if before is None or before.kv != kv else before
             deleted.pop(key, None)
-    for key in old if values.changed is None else map(last_part, keys):
+    for key in old if changed is None else map(last_part, keys):
         if key in old and key not in new:
             deleted[key] = _earlier(view, old[key], None)
     if len(new) == len(old) and all(new.get(key) is old.get(key) for key in map(last_part, keys)):

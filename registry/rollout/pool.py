@@ -16,7 +16,7 @@ from immutables import Map
 
 from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
-from registry.model.keys import last_part
+from registry.model.keys import is_adapter_key, last_part
 from registry.model.names import name_of_key
 from registry.model.placement import (
     Assignment,
@@ -342,6 +342,8 @@ def _with_room(snapshot: PoolSnapshot, records: Values, values: PoolValues) -> P
 
 def _room_of(pool: str, kv: KeyValue) -> Selector | None:
     """The selector by which an adapter takes room; None: none, or unreadable."""
+    if not is_adapter_key(kv.key, pool):
+        return None
     if _is_typical(pool, kv):
         return _ANYWHERE
     if kv.value.count(_PLACEMENT) == 1 and _BY_NUMBER.search(kv.value):

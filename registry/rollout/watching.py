@@ -13,7 +13,7 @@ from registry.etcd3.informer import SharedInformer, SharedInformerFactory
 from registry.etcd3.ops import Event, KeyValue, prefix_end
 from registry.etcd3.reflector import Reflector
 from registry.etcd3.stream import Changed, Listed, Progressed, Resume
-from registry.model.keys import Keys
+from registry.model.keys import Keys, is_adapter_key
 from registry.rollout.pool import PoolSnapshot
 from registry.rollout.pool_reader import PoolReader, follow_pool, read_pool
 from registry.rollout.status import Question, Rollout, derive_rollout, needs_room
@@ -65,9 +65,11 @@ class AdapterStreams:
                     case Listed() if not delivered:
                         raise compacted(start_revision, reflection.revision, _FROM_NOW)
                     case Listed():
-                        yield WatchBatch(reflection.revision, snapshot=True, events=_as_events(reflection.kvs))
+                        yield WatchBatch(
+                            reflection.revision, snapshot=True, events=_of(pool, _as_events(reflection.kvs))
+                        )
                     case Changed():
-                        yield WatchBatch(reflection.revision, snapshot=False, events=reflection.events)
+                        yield WatchBatch(reflection.revision, snapshot=False, events=_of(pool, reflection.events))
                     case Progressed():
                         pass
                     case _:
@@ -133,6 +135,11 @@ class AdapterStreams:
         # The informers may be of different revisions; whether it is done is derived at a single one.
         kv, pool = await read_pool(self._client, self._keys, question.name, pool, Deadline.of(_LOOK_SECONDS))
         return None if needs_room(question, kv, pool) else derive_rollout(question, kv, pool)
+
+
+def _of(pool: str, events: Iterable[Event]) -> tuple[Event, ...]:
+    """Those of the keys of adapters."""
+    return tuple(event for event in events if is_adapter_key(event.key, pool))
 
 
 def _as_events(kvs: Iterable[KeyValue]) -> tuple[Event, ...]:

@@ -15,7 +15,6 @@ from typing import Generic
 
 from registry.etcd3.ops import KeyValue
 from registry.model.errors import InvalidArgument, Reason, RegistryError
-from registry.model.keys import last_part
 from registry.model.names import name_of_key
 from registry.model.records import AdapterRecord
 from registry.model.stored import read_json
@@ -189,6 +188,11 @@ class RecordPage(Generic[RecordT]):
     token: PageToken | None
 
 
+def name_below(prefix: bytes, key: bytes) -> str:
+    """The name that a key below a prefix has; also of one that somebody wrote further down, with its "/"."""
+    return name_of_key(key[len(prefix) :].decode(errors="backslashreplace"))
+
+
 def everything(_: str) -> bool:
     """Takes every name, for whoever sees all."""
     return True
@@ -198,11 +202,12 @@ def everything(_: str) -> bool:
 class Sieve(Generic[RecordT]):
     """Takes readable and wanted records out of pages, until it has `size` of them.
 
-    `sees`: tells by its name, as the key has it, whether a record is its reader's to know of. `ended_seen`: whether
-    the one that was looked at last is; a token names that one, so only then it may be handed out. `last_seen`: the key
-    of the last one that is.
+    `prefix`: of the keys. `sees`: tells by its name, as the key has it behind that, whether a record is its reader's to
+    know of. `ended_seen`: whether the one that was looked at last is; a token names that one, so only then it may be
+    handed out. `last_seen`: the key of the last one that is.
     """
 
+    prefix: bytes
     read: Callable[[KeyValue], RecordT]
     takes: Callable[[RecordT], bool]
     size: int
@@ -226,7 +231,7 @@ class Sieve(Generic[RecordT]):
         return RecordPage(page.revision, tuple(self.records), tuple(self.unreadable), token)
 
     def _look_at(self, kv: KeyValue) -> None:
-        name = name_of_key(last_part(kv.key))
+        name = name_below(self.prefix, kv.key)
         self.ended_seen = self.sees(name)
         if not self.ended_seen:
             return

@@ -11,13 +11,22 @@ from registry.etcd3.errors import EtcdError, ResponseTooLarge
 from registry.etcd3.ops import KeyValue, Range, RangeResult, prefix_end
 from registry.model.errors import FailedPrecondition, NotFound, Reason
 from registry.model.keys import Keys, last_part
-from registry.model.names import name_of_key
 from registry.model.records import AdapterRecord, PoolSpec, RetiredRecord, TenantRecord
 from registry.model.replica_state import status_of
 from registry.model.stored import Stored
 from registry.runtime.clock import Deadline
 from registry.store.failures import refusal
-from registry.store.pages import Filter, Page, PageToken, RecordPage, Sieve, UnseenPlaces, everything, no_page_token
+from registry.store.pages import (
+    Filter,
+    Page,
+    PageToken,
+    RecordPage,
+    Sieve,
+    UnseenPlaces,
+    everything,
+    name_below,
+    no_page_token,
+)
 from registry.transactions.context import AdapterState
 from registry.transactions.decode import (
     Damaged,
@@ -130,8 +139,8 @@ class Reader:
         """
         if token is None:
             await self.pool(pool, deadline)
-        sieve = Sieve(lambda kv: read_adapter(pool, kv), wanted.takes, size, sees)
-        return await self._sieved(self._keys.adapters(pool), sieve, max(size, _SCAN_PAGE), token, deadline)
+        sieve = Sieve(self._keys.adapters(pool), lambda kv: read_adapter(pool, kv), wanted.takes, size, sees)
+        return await self._sieved(sieve, max(size, _SCAN_PAGE), token, deadline)
 
     async def history(self, pool: str, name: str, deadline: Deadline) -> History:
         """An adapter's generations.
@@ -163,15 +172,15 @@ class Reader:
         self, size: int, token: PageToken | None, deadline: Deadline, sees: Callable[[str], bool] = everything
     ) -> RecordPage[PoolSpec]:
         """A page of pools."""
-        sieve = Sieve(read_pool, _anything, size, sees)
-        return await self._sieved(self._keys.pools(), sieve, max(size, _SMALL_PAGE), token, deadline)
+        sieve = Sieve(self._keys.pools(), read_pool, _anything, size, sees)
+        return await self._sieved(sieve, max(size, _SMALL_PAGE), token, deadline)
 
     async def tenants(
         self, size: int, token: PageToken | None, deadline: Deadline, sees: Callable[[str], bool] = everything
     ) -> RecordPage[TenantRecord]:
         """A page of tenants."""
-        sieve = Sieve(read_tenant, _anything, size, sees)
-        return await self._sieved(self._keys.tenants(), sieve, max(size, _SMALL_PAGE), token, deadline)
+        sieve = Sieve(self._keys.tenants(), read_tenant, _anything, size, sees)
+        return await self._sieved(sieve, max(size, _SMALL_PAGE), token, deadline)
 
     async def is_named(self, kind: str, name: str, deadline: Deadline) -> bool:
         """True if there is such a ``pool`` or ``tenant``, whether or not its record can be read."""
@@ -179,10 +188,10 @@ class Reader:
         return bool((await self._range(Range(key, keys_only=True), deadline)).kvs)
 
     async def _sieved(
-        self, prefix: bytes, sieve: Sieve[RecordT], limit: int, token: PageToken | None, deadline: Deadline
+        self, sieve: Sieve[RecordT], limit: int, token: PageToken | None, deadline: Deadline
     ) -> RecordPage[RecordT]:
         """A page of what a sieve takes. Its token names no key that the reader does not see."""
-        scanned = passed = 0
+        scanned, passed, prefix = 0, 0, sieve.prefix
         known = token.after if token else prefix
         token = self._places.found(token) if token else None
         while True:
@@ -216,7 +225,7 @@ class Reader:
             )
             found = await self.some(read, deadline)
             for kv in found.kvs:
-                if sees(name_of_key(last_part(kv.key))):
+                if sees(name_below(prefix, kv.key)):
                     return replace(token, after=last), passed
                 passed, last = passed + 1, kv.key
             if not found.more:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar, assert_never
 
 from registry.etcd3.ops import KeyValue, OpResult, Range, RangeResult, SortTarget, prefix_end
 from registry.model.errors import FailedPrecondition, NotFound, Reason
-from registry.model.keys import Keys, last_part
+from registry.model.keys import Keys, is_adapter_key, last_part
 from registry.model.names import name_key
 from registry.model.records import MAX_GENERATION, AdapterRecord, PoolSpec, RetiredRecord, TenantRecord
 from registry.model.stored import Stored, read_json
@@ -120,7 +120,8 @@ def read_adapter(pool: str, kv: KeyValue) -> AdapterRecord:
         FailedPrecondition: it cannot be read, or stands under a key that is not its own.
     """
     record = AdapterRecord.parse(kv.value)
-    if record.pool != pool or name_key(record.name) != last_part(kv.key):
+    is_its_own = is_adapter_key(kv.key, pool) and name_key(record.name) == last_part(kv.key)
+    if record.pool != pool or not is_its_own:
         raise _misplaced(record.name)
     return record
 

@@ -36,7 +36,7 @@ from registry.etcd3.ops import Event, Range, prefix_end
 from registry.etcd3.reflector import Reflector
 from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection, Resume
 from registry.model.errors import RegistryError
-from registry.model.keys import Keys
+from registry.model.keys import Keys, is_adapter_key
 from registry.model.records import AdapterRecord, Meta
 from registry.runtime import tracing
 from registry.runtime.clock import Clock
@@ -146,7 +146,8 @@ class Watcher:
             case Listed():
                 await self._take_list(reflection)
             case Changed(revision, events):
-                await self._take_events(revision, events)
+                ours = tuple(event for event in events if is_adapter_key(event.key, self._cache.pool))
+                await (self._take_events(revision, ours) if ours else self._take_progress(revision))
             case Progressed(revision):
                 self._set_proxied("")
                 await self._take_progress(revision)
@@ -189,7 +190,8 @@ class Watcher:
         RELISTS.inc()
         store = StoreId(listed.cluster_id, await epoch_of(self._client, self._keys, known=self._cache.store.epoch))
         self._set_connected(connected=True)
-        candidate = ListCandidate(listed.revision, store, listed.kvs, self._informer.raw)
+        kvs = (kv for kv in listed.kvs if is_adapter_key(kv.key, self._cache.pool))
+        candidate = ListCandidate(listed.revision, store, kvs, self._informer.raw)
         await self._judge(candidate, listed.cause)
 
     async def _judge_again(self) -> None:

@@ -151,6 +151,20 @@ async def test_the_first_list_and_each_change_are_followed_without_another_read_
     assert scene.client.reads == []
 
 
+async def test_what_somebody_wrote_further_down_is_no_record_of_another_adapter(scene):
+    """R14 nack, R3: as a name with its slash, whose end may be another's; to take it away again unloads nothing."""
+    nested = KEYS.adapters(POOL) + b"acme/a"
+    await scene.listed(4, KeyValue(nested, b"?", 1, 3, 1), kv("a", 2), KeyValue(nested + b"/a", b"?", 1, 4, 1))
+    before = scene.mailbox.snapshot.desired
+    assert ([*before.adapters], [*before.refused]) == (["a"], [])
+    await scene.take(
+        Changed(5, (Event(nested, 5, KeyValue(nested, b"?", 1, 5, 2)),)), Changed(6, (Event(nested, 6, None),))
+    )
+    assert (scene.mailbox.snapshot.desired, scene.watcher._begin().revision) == (before, 6)
+    await scene.take(Changed(7, (Event(nested, 7, None), put("b", 7))))
+    assert {*scene.mailbox.snapshot.desired.adapters} == {"a", "b"}
+
+
 async def test_how_far_the_watch_has_come_is_told_and_it_goes_on_from_there(scene):
     """R2, R3: from the last change of this pool it might be compacted. An alert compares it, and counts lists."""
     lists, losses, told = module.RELISTS._value.get(), module.ETCD_RECONNECTS._value.get(), []

@@ -11,7 +11,7 @@ from registry.model.records import Placement
 from registry.model.status import Failed, Found, Lazy, Pending
 from registry.residency import derive
 from registry.residency.derive import DerivedResidency, counted, residency
-from registry.residency.view import AdapterView, PoolView, is_held_back, is_understood, not_understood
+from registry.residency.view import AdapterView, PoolView, is_held_back, is_understood, not_understood, renew_view
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import (
     FAILED,
@@ -43,6 +43,24 @@ def test_whoever_watches_hears_that_another_number_is_expected(world):
     world.look()
     assert derive.changed(before, world.view) == {"a"}
     assert derive.changed(world.view, before) == {"a"}
+
+
+def test_what_somebody_wrote_further_down_is_no_record_of_another_adapter(world):
+    """R24, R14: a key with a name's slash ends as another's; neither that nor its end takes an engine from that one."""
+    world.alive("r1")
+    world.put("a")
+    world.says("r1")
+    assert world.states("a") == {"r1": (SERVING, "")}
+    taken = world.view.snapshot.rooms[-1]
+    copy = world.records[KEYS.adapter(POOL, "a")]
+    nested = replace(copy, key=KEYS.adapters(POOL) + b"acme/a")
+    for value in (b"?", copy.value):
+        world.records[nested.key] = replace(nested, value=value)
+        world.look()
+        assert (world.view.records["a"].kv, world.view.snapshot.rooms[-1]) == (copy, taken)
+    del world.records[nested.key]
+    world.view = renew_view(world.view, replace(world.values, changed=frozenset({nested.key})))
+    assert (world.view.records["a"].kv, world.view.deleted) == (copy, {})
 
 
 def test_adapters_that_stand_alike_are_derived_once(world, monkeypatch):

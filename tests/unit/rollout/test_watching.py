@@ -65,6 +65,24 @@ def told(rollout: Rollout) -> tuple[bool, list[str]]:
 
 
 @played
+async def test_what_somebody_wrote_further_down_is_no_change_of_another_adapter(etcd: PlayedEtcd):
+    """R14: as a name with its slash; who follows would hear that the other one is gone."""
+    watched, nested = Watched(etcd), KEYS.adapters(POOL) + b"acme/a"
+    watched.put("a")
+    etcd.store.put(nested, b"?")
+    async with aclosing(watched.streams.adapters(POOL, 0, Deadline.of(60.0))) as batches:
+        heard = [await anext(batches)]
+        etcd.store.delete(nested)
+        watched.put("b")
+        heard += [await anext(batches), await anext(batches)]
+    assert [[one.key for one in batch.events] for batch in heard] == [
+        [KEYS.adapter(POOL, "a")],
+        [],
+        [KEYS.adapter(POOL, "b")],
+    ]
+
+
+@played
 async def test_a_rollout_is_told_whenever_it_changes_until_it_is_done(etcd: PlayedEtcd):
     """R9: and no look tells the same again."""
     watched = Watched(etcd)

@@ -10,6 +10,7 @@ import pytest
 from registry.etcd3.errors import Compacted, EtcdUnavailable, ResponseTooLarge
 from registry.etcd3.ops import Put, Range, RangeResult, Txn
 from registry.model.errors import FailedPrecondition, Internal, NotFound, Reason, Unavailable
+from registry.model.names import tenant_of
 from registry.model.records import PoolLimits, RetiredRecord
 from registry.runtime.clock import Deadline
 from registry.store import pages
@@ -135,6 +136,16 @@ async def test_pages_of_adapters_are_of_one_revision(store, reader, monkeypatch,
     assert (names, unreadable) == ([f"n{number}" for number in range(5)], [])
     assert pages <= count <= pages + 1
     assert {one.revision for one in store.asked[2:]} <= {store.etcd.revision}
+
+
+async def test_what_somebody_wrote_further_down_is_told_by_its_own_name(store, reader):
+    """R14 nack, A2: not as the adapter whose name is the end of it, whoever that is of; a copy of a record is none."""
+    store.change(applying(upsert("sql")))
+    good = store.etcd.kvs[KEYS.adapter(POOL, "sql")].value
+    store.etcd.put(KEYS.adapters(POOL) + b"acme/sql", good)
+    assert (await all_of(reader, 9))[:2] == (["sql"], ["acme/sql"])
+    seen = await reader.adapters(POOL, parse_filter(""), 9, None, soon(), lambda name: tenant_of(name) == "default")
+    assert ([one.record.name for one in seen.records], seen.unreadable) == (["sql"], ())
 
 
 async def test_what_is_too_large_for_one_message_is_asked_for_once(store, reader):

@@ -113,14 +113,14 @@ def test_wrong_filters(text):
 def test_a_sieve_leaves_out_what_cannot_be_read_and_tells_of_faults_of_ours():
     """R14 nack: by its name in the listing; R12: a defect is no unreadable record."""
     page = Page(7, (kv(b"/pools/a", b"{"), kv(b"/pools/b", b'{"name":"b","base_models":["b"]}')), None)
-    found = Sieve(read_pool, lambda pool: True, 4).pass_through(page)
+    found = Sieve(b"/pools/", read_pool, lambda pool: True, 4).pass_through(page)
     assert ([one.record.name for one in found.records], found.unreadable) == (["b"], ("a",))
 
     def breaks(_: KeyValue) -> object:
         raise KeyError("of ours")
 
     with pytest.raises(KeyError, match="of ours"):
-        Sieve(breaks, lambda _: True, 4).pass_through(page)
+        Sieve(b"/pools/", breaks, lambda _: True, 4).pass_through(page)
 
 
 def kv(key: bytes, value: bytes = b"x") -> KeyValue:
