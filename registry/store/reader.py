@@ -346,7 +346,7 @@ class Reader:
         view = ReadSet(found.revision, (), {kv.key: kv for kv in found.kvs})
         stored = stored_tenant(view, self._keys, tenant)
         adapters = self._everything(self._keys.all_adapters(), found.revision, deadline, keys_only=True)
-        standing = {kv.key async for kv in adapters if is_of_tenant(kv.key, tenant)}
+        standing = {kv.key async for kv in adapters if is_of_tenant(kv.key, tenant, self._keys)}
         if len(standing) == (stored.record.adapters if isinstance(stored, Present) else 0):
             return ()
         trail = AuditTrail(tenant)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from registry.etcd3.ops import Compare, Delete, KeyValue, Put, Range, absent, mod_is, prefix_end
 from registry.model.audit import AuditChange, AuditRecord
 from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Reason
-from registry.model.keys import Keys, last_part
+from registry.model.keys import Keys
 from registry.model.names import name_key, name_of_key, tenant_of
 from registry.model.records import (
     MAX_RESTORED_FIRST,
@@ -78,9 +78,10 @@ def _readable(after: dict[str, object]) -> AdapterRecord | None:
         return None
 
 
-def is_of_tenant(key: bytes, tenant: str) -> bool:
-    """True if an adapter's key is of one of the tenant's adapters."""
-    return tenant_of(name_of_key(last_part(key))) == tenant
+def is_of_tenant(key: bytes, tenant: str, keys: Keys) -> bool:
+    """True if a key below those of all adapters is of one of the tenant's, by the name that listings tell of it."""
+    name = key.removeprefix(keys.all_adapters()).partition(b"/")[2].decode(errors="backslashreplace")
+    return tenant_of(name_of_key(name)) == tenant
 
 
 def repair_reads(change: RepairTenant, context: Context) -> tuple[Range, ...]:
@@ -110,7 +111,7 @@ def plan_repair(change: RepairTenant, view: ReadSet, context: Context) -> Planne
     """
     keys = context.keys
     state = stored_tenant(view, keys, change.name)
-    standing = {kv.key for kv in view.all_below(keys.all_adapters()) if is_of_tenant(kv.key, change.name)}
+    standing = {kv.key for kv in view.all_below(keys.all_adapters()) if is_of_tenant(kv.key, change.name, keys)}
     lost = [one for one in change.lost if keys.adapter(one.pool, one.name) not in standing]
     first = _first(change, context)
     taken = [one for one in lost if one in first and view.key(_history_key(one, keys)) is None]

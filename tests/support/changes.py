@@ -57,7 +57,7 @@ def lost_records(etcd: MemoryEtcd, tenant: str) -> tuple[AdapterRecord, ...]:
         if key.startswith(KEYS.audits()):
             trail.take(kv)
     adapters = [key for key in etcd.kvs if key.startswith(KEYS.all_adapters())]
-    return trail.lost({key for key in adapters if is_of_tenant(key, tenant)}, KEYS)
+    return trail.lost({key for key in adapters if is_of_tenant(key, tenant, KEYS)}, KEYS)
 
 
 @dataclass

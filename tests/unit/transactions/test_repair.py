@@ -83,6 +83,12 @@ def test_a_tenant_of_many_pools(author):
     assert author.change(RepairTenant("acme")).reply.tenant == TenantRecord(name="acme", adapters=4)
 
 
+def test_what_is_written_under_a_name_with_its_slash_is_counted_where_listings_tell_it(author):
+    """W5: doctor compares the counter with what is listed, so that another number would be found wrong for ever."""
+    author.etcd.put(KEYS.adapters(POOL) + b"acme/x", b"?")
+    assert [author.change(RepairTenant(one)).reply.tenant.adapters for one in ("acme", "default")] == [3, 1]
+
+
 def test_a_name_that_came_back_is_counted_once(author):
     """W5 quota-never, W6: its generation is not given again; the place that was freed can be taken after the repair."""
     delete_raw(author, NAME)
