@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, field_val
 
 from registry.model.engine_kinds import traits_of
 from registry.model.errors import InvalidArgument
-from registry.model.names import check_segment, looks_generated
+from registry.model.names import check_segment, deployment_of
 from registry.model.records import EngineKind
 from registry.runtime.engine_drivers import check_kind
 from registry.runtime.flags import Flag
@@ -218,7 +218,7 @@ class SidecarSettings(DaemonSettings):
 
     def is_ephemeral(self) -> bool:
         """True if nobody is to wait for a replica of this name once it is gone."""
-        return looks_generated(self.replica) if self.ephemeral is None else self.ephemeral
+        return bool(deployment_of(self.replica)) if self.ephemeral is None else self.ephemeral
 
     def engine_limits(self) -> EngineLimits:
         """Limits that the engine was started with, as far as flags give them."""

@@ -22,7 +22,7 @@ _SEGMENT_ONLY = re.compile(_SEGMENT, re.ASCII)
 # As Kubernetes makes them: no vowels, and nothing that is read as another character.
 # A pod's name has 63 characters at most: of a longer one the first 58 stay, and five that are random.
 _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
-_GENERATED = re.compile(rf".+-{_RANDOM}{{8,10}}-{_RANDOM}{{5}}|(?=.{{63}}\Z).+-{_RANDOM}{{6,15}}", re.ASCII)
+_OF_DEPLOYMENT = re.compile(rf"(.+)-{_RANDOM}{{8,10}}-{_RANDOM}{{5}}|(?=.{{63}}\Z)(.+)-{_RANDOM}{{6,15}}", re.ASCII)
 _ADAPTER = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})?", re.ASCII)
 MAX_REQUEST_ID_CHARACTERS = 128
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}", re.ASCII)
@@ -135,12 +135,13 @@ def check_engine_host(host: str) -> str:
     return host
 
 
-def looks_generated(replica: str) -> bool:
-    """True for a name that a Deployment of Kubernetes gives a pod, NAME-68b4f9c9d7-x2x7k, and never again.
+def deployment_of(replica: str) -> str:
+    """NAME of the Deployment of Kubernetes that gives a pod this name, NAME-68b4f9c9d7-x2x7k, and never again.
 
-    Of a long NAME it is cut: NAME-68b4f9c9d7x2x7k, or with less of the middle.
+    Of a long NAME it is cut: NAME-68b4f9c9d7x2x7k, or with less of the middle. Empty: it is no such name.
     """
-    return _GENERATED.fullmatch(replica) is not None
+    found = _OF_DEPLOYMENT.fullmatch(replica)
+    return (found[1] or found[2]) if found is not None else ""
 
 
 def is_engine_allowed(url: str, hosts: Iterable[str]) -> bool:

@@ -54,7 +54,7 @@ class Presence(Stored):
     `engine_url`: the engine's address for routers; empty: it is the one of its status.
     `declines`: adapters that are placed by number and that it refuses for good by limits of its own, by reason.
     `seat`: what one process of a host or pod has, and only the next has too once it is dead; empty: it has none.
-    `ephemeral`: its name is not to come back once it is gone; another replica with its labels takes its place.
+    `ephemeral`: its name is not to come back once it is gone; another of its kind takes its place.
     `by_reports`: its sidecar places adapters among those alone that report, see `registry.model.placement`.
     """
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from registry.etcd3.ops import KeyValue
 from registry.model.errors import Reason, RegistryError
 from registry.model.keys import last_part
-from registry.model.names import matches
+from registry.model.names import deployment_of, matches
 from registry.model.placement import ROLE_LABEL
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.replica_state import ParsedStatus, parse_status, status_of
@@ -318,9 +318,9 @@ def with_last_known(made: RememberedReplicas, known: Mapping[str, LastKnown]) ->
 def _replace_ephemeral(
     before: RememberedReplicas, here: dict[str, RememberedReplica], gone: dict[str, RememberedReplica], now: datetime
 ) -> None:
-    """Has each ephemeral replica that joined take the place of one with its labels that is gone.
+    """Has each ephemeral replica that joined take the place of one with its labels, or of its Deployment, that is gone.
 
-    It may have come before the lease of the other one ended.
+    It may have come before the lease of the other one ended. A pod that is made anew may be in another zone.
     """
     for name, one in here.items():
         is_new = name not in before.members
@@ -329,10 +329,12 @@ def _replace_ephemeral(
         others = [
             other
             for other, was in gone.items()
-            if was.ephemeral and was.labels == one.labels and (is_new or not before.members[other].last_seen)
+            if was.ephemeral
+            and (was.labels == one.labels or deployment_of(other) == deployment_of(name) != "")
+            and (is_new or not before.members[other].last_seen)
         ]
         if others:
-            del gone[min(others, key=lambda other: (gone[other].last_seen, other))]
+            del gone[min((gone[other].labels != one.labels, gone[other].last_seen, other) for other in others)[-1]]
             here[name] = one.model_copy(update={"joined_at": ""})
 
 
@@ -378,6 +380,6 @@ def not_alive(one: AbsentReplica, pool: str) -> str:
     forget, expect = f"loraplane replica forget {one.name}", f"loraplane pool update {pool} --expect N"
     if one.ephemeral:
         return (
-            f"{seen}; the next new replica with its labels takes its place; if none is to come: {forget}, or {expect}"
+            f"{seen}; the next new replica with its labels, or of its Deployment, takes its place; if none is to come: {forget}, or {expect}"
         )
     return f"{seen}; start its sidecar, or {forget}; if names change with each start: sidecar --ephemeral, or {expect}"

@@ -15,8 +15,8 @@ from registry.model.names import (
     check_not_base,
     check_request_id,
     check_segment,
+    deployment_of,
     is_engine_allowed,
-    looks_generated,
     name_key,
     name_of_key,
 )
@@ -129,30 +129,30 @@ def test_engines_that_a_pool_does_not_allow(url, host):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_generated"),
+    ("name", "deployment"),
     [
-        ("vllm-68b4f9c9d7-x2x7k", True),
-        ("vllm-qwen-7b-68b4f9c9-x2x7k", True),
-        ("vllm-0", False),
-        ("r3b", False),
-        ("68b4f9c9d7-x2x7k", False),
-        ("vllm-68b4f9c-x2x7k", False),
-        ("vllm-68b4f9c9d7x-x2x7k", False),
-        ("vllm-68b4f9c9d7-x2x7", False),
-        ("vllm-68b4f9c9d7-x2x7a", False),
-        ("vllm-production-zone1", False),
-        ("ms-inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw9", True),
-        ("ms-inference-scheduling-llm-d-modelservice-prefill-8ff7fd5b8lw9", True),
-        ("inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw9", False),
-        ("ms-inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw1", False),
+        ("vllm-68b4f9c9d7-x2x7k", "vllm"),
+        ("vllm-qwen-7b-68b4f9c9-x2x7k", "vllm-qwen-7b"),
+        ("vllm-0", ""),
+        ("r3b", ""),
+        ("68b4f9c9d7-x2x7k", ""),
+        ("vllm-68b4f9c-x2x7k", ""),
+        ("vllm-68b4f9c9d7x-x2x7k", ""),
+        ("vllm-68b4f9c9d7-x2x7", ""),
+        ("vllm-68b4f9c9d7-x2x7a", ""),
+        ("vllm-production-zone1", ""),
+        ("ms-inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw9", "ms-inference-scheduling-llm-d-modelservice-decode"),
+        ("ms-inference-scheduling-llm-d-modelservice-prefill-8ff7fd5b8lw9", "ms-inference-scheduling-llm-d-modelservice-prefill"),
+        ("inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw9", ""),
+        ("ms-inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw1", ""),
     ],
 )
-def test_names_of_a_deployments_pods(name, is_generated):
+def test_names_of_a_deployments_pods(name, deployment):
     """As ReplicaSets make them: two endings of letters without vowels and of digits that look like no letter.
 
     Of a name with more than 63 characters the first of them is cut, and the dash between them.
     """
-    assert looks_generated(name) is is_generated
+    assert deployment_of(name) == deployment
 
 
 @pytest.mark.parametrize(

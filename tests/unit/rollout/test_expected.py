@@ -295,8 +295,8 @@ def test_what_an_absent_replica_is_told_with():
         "each start: sidecar --ephemeral, or loraplane pool update p --expect N"
     )
     assert expected.not_alive(AbsentReplica("r1", {}, seen, ephemeral=True), "p") == (
-        "last seen at 2026-01-01T00:00:00Z; the next new replica with its labels takes its place; if none is to come: "
-        "loraplane replica forget r1, or loraplane pool update p --expect N"
+        "last seen at 2026-01-01T00:00:00Z; the next new replica with its labels, or of its Deployment, takes its "
+        "place; if none is to come: loraplane replica forget r1, or loraplane pool update p --expect N"
     )
 
 
@@ -345,6 +345,19 @@ def test_a_pod_takes_the_place_of_none_but_its_own_kind():
     earlier = json.dumps(presence("a").model_dump(by_alias=True, exclude={"ephemeral"})).encode()
     gone = remembering(remembering(NOBODY, [lives("a", earlier)], {}, NOW), [], {}, seconds(600))
     assert told(remembering(gone, pods("b"), {}, seconds(700))) == {"a": False, "b": True}, "of an earlier release"
+
+
+def test_a_pod_takes_the_place_of_one_of_its_deployment_in_another_zone():
+    """S7: its zone is that of the node on which it is made anew; the lost one was waited for in its own for a day."""
+    lost, other, new = "vllm-68b4f9c9d7-x2x7k", "vllm-68b4f9c9d7-8lw9b", "vllm-7d9c5b6f4c-bbbbb"
+    zone = {name: pods(name, labels={"zone": where}) for name, where in ((lost, "a"), (other, "b"), (new, "b"))}
+    before = remembering(NOBODY, [*zone[lost], *zone[other]], {}, NOW)
+    both = remembering(before, [], {}, seconds(600))
+    assert told(remembering(both, zone[new], {}, seconds(700))) == {lost: False, new: True}, "of its labels first"
+    gone = remembering(before, zone[other], {}, seconds(600))
+    assert told(remembering(gone, [*zone[other], *zone[new]], {}, seconds(700))) == {other: True, new: True}
+    decode = pods("decode-68b4f9c9d7-x2x7k", labels={"zone": "b"})
+    assert told(remembering(gone, [*zone[other], *decode], {}, seconds(700)))[lost] is False
 
 
 def test_a_rollout_is_served_once_as_many_pods_as_before_serve():
