@@ -32,6 +32,7 @@ from tests.support.manifests import (
 SAFE = DEPLOY / "examples/helm/production.yaml"
 OURS = ("production", "statefulset", "trial", "etcd", "chart-around")
 NAMESPACE_LABEL, PEERS = "kubernetes.io/metadata.name", ("gateway", "monitoring")
+DNS = [53, 53, 5353, 5353]
 OF_ADMIN = ("training", "monitoring")
 PRIVATE = {
     "allowPrivilegeEscalation": False,
@@ -221,7 +222,7 @@ def test_a_picker_is_asked_by_gateways_and_asks_the_admin_service_and_the_queues
     gateways, monitoring = ([{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: one}}}] for one in PEERS)
     asked = [(one["from"], [port["port"] for port in one["ports"]]) for one in policy["ingress"]]
     assert asked == [(gateways, [7603]), (monitoring, [7604])]
-    assert [port["port"] for one in policy["egress"] for port in one["ports"]] == [53, 53, 7600, 8000]
+    assert [port["port"] for one in policy["egress"] for port in one["ports"]] == [*DNS, 7600, 8000]
     engines = of_kind(production, "NetworkPolicy", "replica")["spec"]["ingress"]
     assert [one["from"][0]["podSelector"]["matchLabels"] for one in engines if "podSelector" in one["from"][0]] == [
         policy["podSelector"]["matchLabels"]
@@ -414,15 +415,24 @@ def test_nobody_reaches_an_engine_or_etcd_unless_a_value_names_them():
     }
     asked = [port["port"] for one in whole["replica"]["ingress"] for port in one["ports"]]
     assert asked == [8000, 7602, 8000, 8000, 7602]
-    assert [port["port"] for one in whole["replica"]["egress"] for port in one["ports"]] == [53, 53, 2379, 443]
+    assert [port["port"] for one in whole["replica"]["egress"] for port in one["ports"]] == [*DNS, 2379, 443]
+
+
+def test_every_policy_lets_names_be_looked_up_where_openshift_answers_as_well():
+    """There the pods of DNS listen on port 5353, and a policy is about where the packet arrives."""
+    found = [(name, one["spec"]) for name in OURS for one in examples()[name] if one["kind"] == "NetworkPolicy"]
+    calling = [(name, one["egress"]) for name, one in found if one.get("egress")]
+    assert len(calling) > 6
+    asked = [{(port["protocol"], port["port"]) for port in rules[0]["ports"]} for _, rules in calling]
+    assert asked == [{(protocol, port) for protocol in ("UDP", "TCP") for port in (53, 5353)}] * len(calling)
 
 
 def test_the_admin_service_reaches_the_keys_of_issuers_and_its_clients_reach_its_pages():
     """Without its egress no token is believed; routers read residency at the HTTP port."""
     admin = of_kind(examples()["production"], "NetworkPolicy", "admin")["spec"]
-    assert [port["port"] for one in admin["egress"] for port in one["ports"]] == [53, 53, 2379, 443]
+    assert [port["port"] for one in admin["egress"] for port in one["ports"]] == [*DNS, 2379, 443]
     trial = of_kind(examples()["trial"], "NetworkPolicy", "admin")["spec"]
-    assert [port["port"] for one in trial["egress"] for port in one["ports"]] == [53, 53, 2379]
+    assert [port["port"] for one in trial["egress"] for port in one["ports"]] == [*DNS, 2379]
     clients, monitoring = ([{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: one}}}] for one in OF_ADMIN)
     asked = [(one["from"][-1:], one["from"], [port["port"] for port in one["ports"]]) for one in admin["ingress"]]
     assert [(last, ports) for last, _, ports in asked] == [(clients, [7600, 7603]), (monitoring, [7601])]
