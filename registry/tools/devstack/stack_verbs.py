@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from registry.etcd3.client import SAFE_RELEASES, UNSAFE_RELEASES
@@ -101,11 +101,11 @@ def down(root: Path, tell: Tell, *, purge: bool = False) -> None:
     Raises:
         FolderNotTrusted: see `check_own`.
     """
-    stack = opened(root)
-    if stack is None:
-        tell(f"no stack in {root}")
-        return
-    with _locked(root):
+    with _locked(root) if opened(root) else nullcontext():
+        stack = opened(root)  # as whoever had the lock left it
+        if stack is None:
+            tell(f"no stack in {root}")
+            return
         for role in (Role.SIDECAR, Role.ADMIN, Role.ENGINE, Role.ETCD):
             stack.stop(stack.names(role))
         tell(f"ended all processes of the stack in {stack.folder.root}")

@@ -6,7 +6,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from http.client import BadStatusLine
 from itertools import pairwise
 from pathlib import Path
@@ -305,6 +305,22 @@ def test_a_down_stack_is_ended_from_its_edge_inward(tmp_path, monkeypatch):
     verbs.down(tmp_path / "s", told.append)
     assert told[-1] == f"no stack in {tmp_path / 's'}"
     assert not (tmp_path / "s").exists()
+
+
+def test_a_stack_that_grows_meanwhile_is_ended_with_what_came_to_it(tmp_path, monkeypatch):
+    """`dev down` beside a `dev up --replicas 2` left the second replica running, and with --purge without its files."""
+    root, ended = tmp_path / "s", list[str]()
+    save(root, make_layout(EngineKind.SIM, 1, {}))
+    monkeypatch.setattr(Stack, "stop", lambda _, names: ended.extend(names))
+
+    @contextmanager
+    def locked(_root: Path) -> Iterator[None]:
+        save(root, make_layout(EngineKind.SIM, 2, {}))
+        yield
+
+    monkeypatch.setattr(verbs, "_locked", locked)
+    verbs.down(root, lambda _: None)
+    assert ended == ["sidecar-r1", "sidecar-r2", "admin", "engine-r1", "engine-r2", "etcd"]
 
 
 @pytest.mark.parametrize("line", ["", "etcd 3.5.1 may lose data"])
