@@ -40,6 +40,13 @@ def changed_fields(before: pb.Adapter, after: pb.Adapter, shown: Callable[[str],
     return [f"{path}: {shown(was)} → {shown(now)}" for path, was, now in pairs if was != now]
 
 
+def left_out(asked: pb.AdapterSpec, made: pb.AdapterSpec) -> list[str]:
+    """Fields that were asked for, and of which nothing was made."""
+    wanted, there, usual = (flat(spec_dict(one)) for one in (asked, made, pb.AdapterSpec()))
+    unsaid = {path for path in wanted if there.get(path) == usual.get(path)}
+    return [path for path, value in wanted.items() if path in unsaid and value != usual.get(path)]
+
+
 def short(text: str) -> str:
     """A value as a cell of a table has it."""
     most = _SHOWN_OF_DIGEST if text.startswith("sha256:") else _SHOWN_CHARACTERS

@@ -11,14 +11,16 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from registry.cli.change.sets import Applied, NotApplied, Outcome
+from registry.cli.change.sets import Applied, NotApplied, Outcome, placed
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, CommandFailure
+from registry.cli.failure import CliError, CommandFailure, refused
 from registry.cli.rollout import FollowedRollout, RolloutTarget, describe, follow_all
+from registry.cli.views.differences import left_out
 from registry.cli.views.messages import outcome_name, result_dict, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
 from registry.client.adapters import revision_of
 from registry.lora.text import printable
+from registry.model.errors import Reason
 from registry.model.messages import Plain
 from registry.v1 import registry_pb2 as pb
 
@@ -95,15 +97,28 @@ def _transaction(outcome: Outcome) -> Plain:
 
 
 def check_applied(outcomes: Iterable[Outcome]) -> None:
-    """Returns if every transaction was carried out.
+    """Returns if every transaction was carried out, and with all that was asked for.
 
     Raises:
-        CliError: the first failure, with how many transactions were not applied where there were several.
+        CliError: the first failure, with how many transactions were not applied where there were several; or an admin
+            service of an earlier release passed over a field.
     """
     everything = list(outcomes)
     failures = [one.failure for one in everything if isinstance(one, NotApplied)]
     if failures:
         raise CliError(_counted(failures[0], len(failures), len(everything)))
+    for one in everything:
+        if isinstance(one, Applied):
+            _check_whole(one)
+
+
+def _check_whole(applied: Applied) -> None:
+    changes, results = applied.batch.changes, applied.response.results
+    for number, (change, result) in enumerate(zip(changes, results, strict=False)):
+        if lost := left_out(change.wire.upsert.spec, result.adapter.spec):
+            message = "the admin service does not know it, and left it out; upgrade loraplane-admin, and say it again"
+            failure = refused(Reason.UNSUPPORTED, message, field=f"changes[{number}].upsert.spec.{lost[0]}").failure
+            raise CliError(placed(failure, applied.batch))
 
 
 def _counted(first: CommandFailure, failed: int, total: int) -> CommandFailure:

@@ -66,6 +66,36 @@ def test_a_change_is_repeated_with_its_id_while_nobody_answers(cli, admin, manif
     assert (ran.code, ran.err, len(sent(admin))) == (5, told, 6)
 
 
+def of_an_earlier_release(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+    """Protobuf passes over fields that are not known."""
+    reply = applied(request)
+    for result in reply.results:
+        for name in ("enabled", "ttl_seconds", "keep", "ttl_from"):
+            result.adapter.spec.ClearField(name)
+        result.adapter.spec.placement.ClearField("by_load")
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"ttl": "7d"}, "spec.ttl"),
+        ({"enabled": False}, "spec.enabled"),
+        ({"placement": {"replicas": {"min": 1, "max": 3, "perReplica": 4}}}, "spec.placement.byLoad.max"),
+        ({"priority": 3, "enabled": True, "strategy": {"canary": {"replicas": 1}}}, ""),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--no-atomic",)])
+def test_a_field_that_an_admin_service_passed_over_is_no_success(cli, admin, manifest, spec, field, more):
+    """W8: one of an earlier release served what was to be disabled, for good what had a ttl, and all was told as done."""
+    path = manifest("a", **spec)
+    admin.answers["ApplyAdapters"] = [of_an_earlier_release]
+    ran = cli("apply", "-f", path, *more)
+    assert (ran.code, "created  a" in ran.out) == (4 if field else 0, True), ran
+    where = f"error: UNSUPPORTED: {path}: document 1 (line 1): {field}: the admin service does not know it"
+    assert (ran.err.startswith(where), "upgrade loraplane-admin" in ran.err) == (bool(field), bool(field)), ran.err
+
+
 def test_what_is_wrong_here_is_refused_before_anything_is_sent(cli, admin, manifest, tmp_path):
     """W6 one-digest: one adapter twice, also in other letters; X3 given-back: a file of 8 GiB is not read whole."""
     ran = cli("-o", "json", "apply", "-f", manifest("a"), "-f", manifest("A", file="more.yaml"))
@@ -191,7 +221,12 @@ def test_two_generations_of_an_adapter_are_compared(cli, admin):
 def test_diff_shows_changed_lines_and_what_is_new_and_is_refused_as_a_change_is(cli, admin, manifest):
     """W9: whoever asks before a change is told that it would be refused, not that there is nothing to do."""
     before, after, same = (
-        pb.Adapter(name=name, pool="dev", generation=generation, spec=pb.AdapterSpec(load=load))
+        pb.Adapter(
+            name=name,
+            pool="dev",
+            generation=generation,
+            spec=pb.AdapterSpec(source=pb.Source(uri=f"file:///adapters/{name}"), load=load),
+        )
         for name, generation, load in (("a", 1, "eager"), ("a", 2, "lazy"), ("b", 1, ""))
     )
     changed = pb.AdapterResult(outcome=pb.AdapterResult.UPDATED, adapter=after)

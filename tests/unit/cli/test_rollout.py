@@ -306,7 +306,8 @@ def test_how_a_rollout_ends(cli, admin, stream, flags, code, told):
 
 
 def changed(outcome: int = pb.AdapterResult.UPDATED, **fields: Any) -> pb.ApplyAdaptersResponse:
-    adapter = pb.Adapter(name="sql", pool="dev", generation=7, **fields)
+    spec = pb.AdapterSpec(source=pb.Source(uri="file:///adapters/sql"))
+    adapter = pb.Adapter(name="sql", pool="dev", generation=7, spec=spec, **fields)
     return pb.ApplyAdaptersResponse(results=[pb.AdapterResult(outcome=outcome, adapter=adapter)], revision=11)
 
 
