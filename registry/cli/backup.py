@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import TypeVar
@@ -18,7 +18,7 @@ from registry.lora.text import printable
 from registry.model.errors import FailedPrecondition, Reason
 from registry.model.names import name_key
 from registry.model.records import MAX_RESTORED_STEP, AdapterRecord, AdapterSpec, PoolSpec, RetiredRecord, TenantRecord
-from registry.model.stored import Stored, read_json
+from registry.model.stored import Part, Stored, read_json
 from registry.v1 import registry_pb2 as pb
 
 FORMAT = "loraplane-backup/1"
@@ -204,6 +204,21 @@ class RestorePlan:
     others: Sequence[tuple[str, str, str]]
     canaries: Sequence[str]
     too_high: Sequence[str]
+
+    def unsaid(self) -> Iterator[str]:
+        """Fields of a later release, which the API of this one has no place for, with whose they are."""
+        for pool in (*self.create_pools, *(one for one, *_ in self.update_pools)):
+            yield from (f"{name} of pool {pool.name}" for name in _unknown(pool))
+        for one in (*self.creates, *self.updates):
+            yield from (f"{name} of {one.pool}/{one.name}" for name in _unknown(one.spec))
+
+
+def _unknown(part: Part) -> Iterator[str]:
+    for name, value in part:
+        if name in (part.model_extra or {}):
+            yield name
+        elif isinstance(value, Part):
+            yield from (f"{name}.{inner}" for inner in _unknown(value))
 
 
 def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:

@@ -158,6 +158,9 @@ def _tell_plan(session: Session, saved: StoredState, plan: RestorePlan) -> None:
     if plan.too_high:
         told = ", ".join(plan.too_high)
         note(f"the history of {told} is left out: it begins more than 1,000 generations above the newest known here")
+    if unsaid := sorted(plan.unsaid()):
+        told = ", ".join(unsaid[:10])
+        note(f"fields that this release does not know, and are left out: {told}; restore with the one that knows them")
     if printer.is_plain:
         printer.plain({"plan": lines, "summary": {**counts, "unchanged": plan.same}, "backup": _counts(saved)})
     else:
