@@ -53,7 +53,7 @@ class Scraped:
 
     def _answers(self, selector: Selector, shown: frozenset[str]) -> bool:
         """Labels that lines are named by are those that are summed by, or the series' own."""
-        if selector.by and not shown <= selector.by:
+        if selector.by and not (selector.is_compared or shown <= selector.by):
             return False
         wanted = selector.by or shown
         if selector.name in self.series:

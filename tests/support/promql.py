@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import promql_parser as parsed
 
@@ -15,11 +15,15 @@ _CHOSEN = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 
 @dataclass(frozen=True)
 class Selector:
-    """What picks series: a metric's name and conditions on labels, with those that are summed up by."""
+    """What picks series: a metric's name and conditions on labels, with those that are summed up by.
+
+    `is_compared`: it is what many series are compared with, and no line has its labels.
+    """
 
     name: str
     matchers: tuple[parsed.Matcher, ...]
     by: frozenset[str] = frozenset()
+    is_compared: bool = False
 
     def is_answered_by(self, labels: Mapping[str, str]) -> bool:
         """True if a series with these labels may be what is asked for: of what it is not to be, the label is enough."""
@@ -65,7 +69,9 @@ def _below(node: parsed.Expr, by: frozenset[str]) -> Iterator[Selector]:
         case parsed.Call():
             yield from _all(node.args, by)
         case parsed.BinaryExpr():
-            yield from _all((node.lhs, node.rhs), by)
+            yield from _below(node.lhs, by)
+            is_one = node.modifier is not None and node.modifier.card == parsed.VectorMatchCardinality.ManyToOne
+            yield from (replace(one, is_compared=one.is_compared or is_one) for one in _below(node.rhs, by))
         case parsed.ParenExpr() | parsed.UnaryExpr() | parsed.SubqueryExpr():
             yield from _below(node.expr, by)
         case _:  # a number or a text

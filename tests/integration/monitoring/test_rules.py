@@ -81,13 +81,17 @@ FIRES: dict[str, tuple[Mapping[str, str], int]] = {
 FIRES_TOO: tuple[tuple[str, Mapping[str, str], int], ...] = (
     ("AdminDown", {'up{job="admin",instance="a"}': "1x3 stale _x35"}, 5),  # nobody is left to be asked
     ("AdminDown", {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b"}': "0x40"}, 1),
+    ("AdminDown", {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b",namespace="staging"}': "1x40"}, 1),
 )
 # A drain is on purpose, a full file is also more than 70 % full, a replica of many revisions is not behind,
-# an engine loads its model first, and an admin service that was never asked is another Prometheus'.
+# an engine loads its model first, an admin service that was never asked is another Prometheus', and what is in another
+# namespace is another fleet's.
 QUIET: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("ReplicaNotReady", {'loraplane_ready{instance="s"}': "0x40", 'loraplane_draining{instance="s"}': "1x40"}),
     ("ReplicaBehind", {'loraplane_observed_revision{instance="s"}': "95+10x40"}),
+    ("ReplicaBehind", {'loraplane_observed_revision{instance="u",namespace="staging"}': "5+1x40"}),
     ("AccessFilesDiffer", {'loraplane_admin_access_info{instance="b",digest="1"}': "1x40"}),
+    ("AccessFilesDiffer", {'loraplane_admin_access_info{instance="b",namespace="staging",digest="2"}': "1x40"}),
     ("EngineRestarts", {'loraplane_engine_restarts_total{instance="s"}': "0 1 2x38"}),
     ("EngineDown", {'up{job="engine",instance="e"}': "0x40"}),
     ("AdminDown", {'up{job="admin",instance="a"}': "_x40"}),

@@ -28,6 +28,7 @@ from tests.support.routed_fleet import picker_program
 from tests.support.waiting import eventually
 
 ACCESS = "apiVersion: loraplane/v1\nkind: Access\nbindings: [{role: security, users: [root]}]\n"
+NAMESPACE = "lora"  # as Prometheus' operator adds it
 OURS = ("loraplane_", "lora_syncer_")
 
 
@@ -91,11 +92,14 @@ async def scrape(etcd, folder: Path) -> Scraped:
         texts["etcd"] = await page(f"http://{etcd.endpoints[0]}")
     jobs = yaml.safe_load((COMPOSE / "prometheus/prometheus.yml").read_text())["scrape_configs"]
     series: dict[str, list[Mapping[str, str]]] = {
-        "up": [{"job": one["job_name"], "instance": one["static_configs"][0]["targets"][0]} for one in jobs]
+        "up": [
+            {"job": one["job_name"], "instance": one["static_configs"][0]["targets"][0], "namespace": NAMESPACE}
+            for one in jobs
+        ]
     }
     # Pages of an admin service with an access file ask for a role: its collector is read where it is.
     for job, text in (*texts.items(), ("admin", generate_latest(guarded.registry).decode())):
-        for name, found in read(text, job=job, instance=job).items():
+        for name, found in read(text, job=job, instance=job, namespace=NAMESPACE).items():
             series.setdefault(name, []).extend(found)
     return Scraped(series, declared(REGISTRY, guarded.registry, PickerMetrics().registry))
 
