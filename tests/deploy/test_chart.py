@@ -375,6 +375,13 @@ def test_authorities_of_ones_own_are_named_by_a_variable():
         assert env[-1] == {"name": "SSL_CERT_FILE", "value": "/a"}
 
 
+def test_sources_of_a_fetcher_of_ones_own_are_allowed_too():
+    """Their schemes are those with a hyphen."""
+    told = rendered(SAFE, sets=["sidecar.allowSource={wandb-artifact://acme/}"])
+    args = containers_of(pod_of(of_kind(told, "Deployment", "replica")))["loraplane-sidecar"]["args"]
+    assert [one for one in args if "allow-source" in one] == ["--allow-source=wandb-artifact://acme/"]
+
+
 def test_labels_and_addresses_come_from_the_pod():
     env = {
         one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"]
