@@ -85,6 +85,7 @@ def test_helm_finds_nothing_wrong_with_the_chart():
         (["sidecar.etcd.user=sidecars"], "sidecar.etcd.user needs sidecar.etcd.passwordSecretName"),
         (["admin.tlsSecretName="], "admin.tlsSecretName is empty: name a Secret with tls.crt"),
         (["admin.tlsSecretName=", "insecure=true"], "admin.tokens needs admin.tlsSecretName"),
+        (["admin.access.policy=null", "insecure=true"], "admin.tokens needs admin.access, by which callers are known"),
         (["admin.access.policy=null"], "admin.access is empty: whoever reaches the API could change everything"),
         (["admin.access.secretName=mine"], "admin.access.secretName and admin.access.policy are two access files"),
         (["sidecar.controlTokenSecretName="], "sidecar.controlTokenSecretName is empty: whoever reaches the engine"),

@@ -37,6 +37,9 @@
 {{- if and $admin.tokens (not $admin.tlsSecretName) -}}
 {{- fail "admin.tokens needs admin.tlsSecretName, since others could read the tokens" -}}
 {{- end -}}
+{{- if and $admin.tokens (not (or $admin.access.secretName $admin.access.policy)) -}}
+{{- fail "admin.tokens needs admin.access, by which callers are known: give admin.access.policy or admin.access.secretName" -}}
+{{- end -}}
 {{- $monitor := .Values.monitoring.serviceMonitor -}}
 {{- if and $monitor.enabled (or $admin.access.secretName $admin.access.policy) (not (and $admin.http.tlsSecretName $monitor.tokenSecret.name)) -}}
 {{- fail "monitoring.serviceMonitor needs admin.http.tlsSecretName and monitoring.serviceMonitor.tokenSecret: with an access file the pages ask for a token, over TLS alone" -}}
