@@ -380,6 +380,7 @@ def not_alive(one: AbsentReplica, pool: str) -> str:
     forget, expect = f"loraplane replica forget {one.name}", f"loraplane pool update {pool} --expect N"
     if one.ephemeral:
         return (
-            f"{seen}; the next new replica with its labels, or of its Deployment, takes its place; if none is to come: {forget}, or {expect}"
+            f"{seen}; the next new replica with its labels, or of its Deployment, takes its place; if none is to come: "
+            f"{forget}, or {expect}"
         )
     return f"{seen}; start its sidecar, or {forget}; if names change with each start: sidecar --ephemeral, or {expect}"

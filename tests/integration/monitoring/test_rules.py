@@ -81,7 +81,11 @@ FIRES: dict[str, tuple[Mapping[str, str], int]] = {
 FIRES_TOO: tuple[tuple[str, Mapping[str, str], int], ...] = (
     ("AdminDown", {'up{job="admin",instance="a"}': "1x3 stale _x35"}, 5),  # nobody is left to be asked
     ("AdminDown", {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b"}': "0x40"}, 1),
-    ("AdminDown", {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b",namespace="staging"}': "1x40"}, 1),
+    (
+        "AdminDown",
+        {'up{job="admin",instance="a"}': "0x40", 'up{job="admin",instance="b",namespace="staging"}': "1x40"},
+        1,
+    ),
 )
 # A drain is on purpose, a full file is also more than 70 % full, a replica of many revisions is not behind,
 # an engine loads its model first, an admin service that was never asked is another Prometheus', and what is in another

@@ -87,7 +87,7 @@ def of_an_earlier_release(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersR
 )
 @pytest.mark.parametrize("more", [(), ("--dry-run",), ("--no-atomic",)])
 def test_a_field_that_an_admin_service_passed_over_is_no_success(cli, admin, manifest, spec, field, more):
-    """W8: one of an earlier release served what was to be disabled, for good what had a ttl, and all was told as done."""
+    """W8: one of an earlier release served what was to be disabled, and all was told as done."""
     path = manifest("a", **spec)
     admin.answers["ApplyAdapters"] = [of_an_earlier_release]
     ran = cli("apply", "-f", path, *more)

@@ -128,6 +128,9 @@ def test_engines_that_a_pool_does_not_allow(url, host):
     assert not is_engine_allowed(url, [host])
 
 
+LONG = "ms-inference-scheduling-llm-d-modelservice"
+
+
 @pytest.mark.parametrize(
     ("name", "deployment"),
     [
@@ -141,8 +144,8 @@ def test_engines_that_a_pool_does_not_allow(url, host):
         ("vllm-68b4f9c9d7-x2x7", ""),
         ("vllm-68b4f9c9d7-x2x7a", ""),
         ("vllm-production-zone1", ""),
-        ("ms-inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw9", "ms-inference-scheduling-llm-d-modelservice-decode"),
-        ("ms-inference-scheduling-llm-d-modelservice-prefill-8ff7fd5b8lw9", "ms-inference-scheduling-llm-d-modelservice-prefill"),
+        (f"{LONG}-decode-8ff7fd5b58lw9", f"{LONG}-decode"),
+        (f"{LONG}-prefill-8ff7fd5b8lw9", f"{LONG}-prefill"),
         ("inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw9", ""),
         ("ms-inference-scheduling-llm-d-modelservice-decode-8ff7fd5b58lw1", ""),
     ],
