@@ -69,7 +69,7 @@ def export(
         export_config(session, form, pool, watch, timeout or READ_SECONDS)
         return
     asked = {name_key(one): one for one in names or ()}
-    unreadable: list[str] = []
+    missing, unreadable = dict(asked), list[str]()
     with session.client(timeout or READ_SECONDS) as client:
         for one in [pool] if pool is not None else _pools(client):
             for page in client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=one)):
@@ -77,10 +77,11 @@ def export(
                 chosen = [it for key, it in found.items() if not names or key in asked]
                 session.printer().documents(manifest_dict(it) for it in chosen if matches(wanted, it.spec.labels))
                 unreadable += [f"{one}/{key}" for key in page.unreadable if not names or key in asked]
-                asked = {key: name for key, name in asked.items() if key not in found and key not in page.unreadable}
-    if asked:
-        missing = ", ".join(map(repr, asked.values()))
-        raise not_found(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {missing}; see loraplane get adapters")
+                for key in (*found, *page.unreadable):
+                    missing.pop(key, None)
+    if missing:
+        told = ", ".join(map(repr, missing.values()))
+        raise not_found(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {told}; see loraplane get adapters")
     if unreadable:
         message = f"records that cannot be read were left out: {', '.join(unreadable)}; see loraplane doctor"
         raise refused(Reason.UNREADABLE_RECORD, message)

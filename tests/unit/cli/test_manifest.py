@@ -427,6 +427,16 @@ def test_what_is_exported_is_whole_or_fails(cli, admin, listed, line, torn, code
     assert (ran.code, "".join(written(ran.out)), told in ran.err) == (code, names, True)
 
 
+def test_a_name_that_several_pools_have_is_exported_of_each(cli, admin):
+    spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/x"))
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
+    admin.answers["ListAdapters"] = [
+        lambda asked: pb.ListAdaptersResponse(adapters=[pb.Adapter(name="a", pool=asked.pool, spec=spec)])
+    ]
+    ran = cli("export", "a")
+    assert (ran.code, [one["metadata"]["pool"] for one in yaml.safe_load_all(ran.out)]) == (0, ["dev", "ops"])
+
+
 def test_every_field_has_a_meaning_in_words_of_a_manifest():
     """What explain shows, and editors: a meaning of its own, not how to write it, and no name that a manifest lacks."""
     schema = manifest_schema()
