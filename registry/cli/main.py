@@ -17,7 +17,7 @@ from registry.cli import options
 from registry.cli.command_tree import ENTRIES, LazyCommand, Root
 from registry.cli.failure import ChangeInterrupted, CliError, CommandFailure, Exit, usage
 from registry.cli.options import form_asked, global_options_first
-from registry.cli.views.output import OUTPUTS, Color, Format, output_of, write_out
+from registry.cli.views.output import OUTPUTS, Color, Format, output_of, write_error, write_out
 from registry.lora.text import escaped
 from registry.model.errors import Reason
 from registry.runtime import tracing
@@ -159,7 +159,7 @@ def _report(failure: CommandFailure, first: Sequence[str]) -> int:
     """Tells a failure in the form that the command line asks for, even if it could not be parsed."""
     as_json = form_asked(first, os.environ.get("LORAPLANE_OUTPUT", "")) == Format.JSON
     line = escaped(json.dumps({"error": failure.as_dict()}, ensure_ascii=False)) if as_json else failure.line()
-    sys.stderr.write(line + "\n")
+    write_error(line + "\n")
     return failure.exit
 
 
@@ -167,7 +167,7 @@ def main() -> None:
     """Entry point of the console script."""
     open_standard_streams()
     spare_collector()  # before the commands are imported: most of a short run is that
-    tracing.start("loraplane", os.environ, lambda why: sys.stderr.write(f"loraplane: no traces: {why}\n"))
+    tracing.start("loraplane", os.environ, lambda why: write_error(f"loraplane: no traces: {why}\n"))
     failure: CommandFailure | None = None
     try:
         code = run(sys.argv[1:])

@@ -16,7 +16,7 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import refused, usage
 from registry.cli.session import Session
 from registry.cli.views.get import labels_of, note
-from registry.cli.views.output import Format
+from registry.cli.views.output import Format, write_error
 from registry.client import admin_api as api
 from registry.lora.text import printable
 from registry.model.errors import Reason
@@ -113,13 +113,12 @@ def agree(session: Session, removed: Sequence[str], *, yes: bool, what: str = "d
     if session.form is not Format.JSON:  # there, standard error is one object for programs
         lines = [f"{what} {one}" for one in removed[:_SHOWN]]
         lines += [f"and {len(removed) - _SHOWN} more"] if len(removed) > _SHOWN else []
-        sys.stderr.write("".join(printable(line) + "\n" for line in lines))
+        write_error("".join(printable(line) + "\n" for line in lines))
     if yes:
         return
     if not sys.stdin.isatty():
         raise usage(f"this would {what} {len(removed)}{_where(session)}, and there is no terminal to ask; give --yes")
-    sys.stderr.write(f"{what} {len(removed)}{_where(session)}? [y/N] ")
-    sys.stderr.flush()
+    write_error(f"{what} {len(removed)}{_where(session)}? [y/N] ")
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         note("nothing was changed")
         raise click.Abort

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from registry.cli.client import AdminClient
 from registry.cli.contexts import as_command, load_contexts
 from registry.cli.failure import CliError, failure_of, not_found, refused, unavailable, usage
 from registry.cli.options import DEFAULT_ADMIN
-from registry.cli.views.output import Color, Format, Output, Printer, output_of
+from registry.cli.views.output import Color, Format, Output, Printer, output_of, write_error
 from registry.client import admin_api as api
 from registry.client.address import Tls
 from registry.client.contexts import AdminContext, context_path, token_of
@@ -110,7 +109,7 @@ class Session:
             why = (
                 f"of the stack in {DEFAULT_FOLDER}" if of_stack else "the default; --admin or LORAPLANE_ADMIN names one"
             )
-            sys.stderr.write(f"admin service: {of_stack.address if of_stack else DEFAULT_ADMIN} ({why})\n")
+            write_error(f"admin service: {of_stack.address if of_stack else DEFAULT_ADMIN} ({why})\n")
         return of_stack.address if of_stack else DEFAULT_ADMIN
 
     def client(self, timeout_seconds: float) -> AdminClient:
@@ -128,7 +127,7 @@ class Session:
     def _tell_context(self) -> None:
         """Says which context is changed, unless the command line names it."""
         if self.context is not None and not self.is_context_typed and self.form is not Format.JSON:
-            sys.stderr.write(f"context: {printable(self.context_name)} ({printable(self.context.admin)})\n")
+            write_error(f"context: {printable(self.context_name)} ({printable(self.context.admin)})\n")
 
     def printer(self) -> Printer:
         return Printer(self.form, self.template, self.color)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from registry.cli.change.sets import Change
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.local_adapters import base_of_pool, digest_here, limits_of_pool, look, unfit
+from registry.cli.views.output import write_error
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, FileEntry, manifest_digest
 from registry.lora.findings import summary
@@ -319,7 +319,7 @@ def _unpinned(change: Change, why: str) -> Change:
 
 def _noted(change: Change, what: str) -> Change:
     """The change as it is; standard error says what of it could not be foreseen."""
-    sys.stderr.write(printable(" ".join(f"note: {change.place}: its {what}".split())) + "\n")
+    write_error(printable(" ".join(f"note: {change.place}: its {what}".split())) + "\n")
     return change
 
 

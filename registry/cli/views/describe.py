@@ -300,12 +300,15 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
     if printer.form is Format.NAME:
         printer.item(REPLICAS, replica)
         return
-    where = client.residency_told(pb.WatchResidencyRequest(pool=pool))
-    is_alive = not replica.missing
-    [replica] = counted_views([replica], counts_by_replica(where)) if is_alive else counted(client, pool, [replica])
-    loaded = _loaded_there(where, replica.name)
-    started = [one for one in replica_events(replica, with_pending=False) if not one.current]
     unread: list[str] = []
+    whole = pb.WatchResidencyRequest(pool=pool)
+    where = _readable("What it serves", lambda: client.residency_told(whole), unread.append)
+    if replica.missing:
+        [replica] = counted(client, pool, [replica])
+    elif where is not None:
+        [replica] = counted_views([replica], counts_by_replica(where))
+    loaded = None if where is None else _loaded_there(where, replica.name)
+    started = [one for one in replica_events(replica, with_pending=False) if not one.current]
     events = _last_events(client, pool, lambda one: one.is_about(None, replica.name), unread.append, started)
     if not printer.is_table:
         _plain(printer, {**replica.as_dict(), "serves": loaded}, events, unread)
@@ -315,7 +318,7 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
         _table(printer, title.capitalize(), _EXCEPTION_KEYS, replica.items(title))
     _table(printer, "Answered with another generation", ("name", "generation"), replica.items("kept"))
     _table(printer, "Warnings", _EXCEPTION_KEYS[:4], replica.items("warnings"))
-    _table(printer, f"Loaded {len(loaded)}", ("name", "generation", "model", "last_used"), loaded)
+    _table(printer, f"Loaded {len(loaded or ())}", ("name", "generation", "model", "last_used"), loaded or [])
     _table(printer, "Lazy, asked for and loaded", ("name", "generation", "last_used"), replica.resident())
     _table(printer, "Found, where records have no digest", ("name", "generation", "digest"), replica.items("found"))
     _event_table(printer, events, unread)
@@ -383,8 +386,10 @@ def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
         printer.item(POOLS, pool)
         return
     found = client.all_replicas(pool.name)
-    adapters = client.residency(pool.name, "", pb.WatchResidencyRequest.COUNTS)
-    row = PoolRow(pool, pool_status(found, adapters))
+    unread: list[str] = []
+    counts = pb.WatchResidencyRequest.COUNTS
+    adapters = _readable("What it serves", lambda: client.residency(pool.name, "", counts), unread.append)
+    row = PoolRow(pool, None if adapters is None else pool_status(found, adapters))
     replicas = counted(client, pool.name, replica_views(pool.name, found))
     if not printer.is_table:
         replica_dicts = [replica.as_dict() for replica in replicas]
@@ -394,7 +399,10 @@ def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
             for one in found.groups
         ]
         lacking = {"lacking": found.lacking, "groups": groups}
-        values = {"adapters": len(adapters), "replicas": replica_dicts, "disagreements": differing, **lacking}
+        count = None if adapters is None else len(adapters)
+        values = {"adapters": count, "replicas": replica_dicts, "disagreements": differing, **lacking}
+        for text in unread:
+            note(text)
         printer.plain({**POOL_ROWS.plain(row), **values})
         return
     fields = {title.capitalize(): shown(row) for title, shown in POOL_ROWS.all_columns.items()}
@@ -403,4 +411,4 @@ def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
     printer.fields({**fields, **by_group, "Etag": pool.etag})
     printer.lines([""])
     printer.items(REPLICAS, replicas)
-    printer.lines(one.line() for one in disagreements(replicas))
+    printer.lines([*(one.line() for one in disagreements(replicas)), *unread])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.views.columns import ADAPTERS, POOL_ROWS, REPLICAS, TENANTS
-from registry.cli.views.output import OutputView
+from registry.cli.views.output import OutputView, write_error
 from registry.cli.views.replica_view import (
     ReplicaView,
     counted_views,
@@ -32,6 +31,7 @@ from registry.residency.standing import counts_by_replica
 from registry.v1 import registry_pb2 as pb
 
 Item = TypeVar("Item")
+Read = TypeVar("Read")
 Note = Callable[[str], None]
 Page = pb.ListAdaptersResponse | pb.ListPoolsResponse | pb.ListTenantsResponse
 _NAMED_AT_MOST = 10
@@ -157,7 +157,7 @@ VIEWS: Mapping[Kind, OutputView[Any]] = {
 
 def note(text: str) -> None:
     """Tells people something; standard output stays what programs read."""
-    sys.stderr.write(f"note: {printable(text)}\n")
+    write_error(f"note: {printable(text)}\n")
 
 
 def find(client: AdminClient, query: Query, note: Note) -> list[Any]:
@@ -216,9 +216,24 @@ def _all_pools(client: AdminClient, note: Note) -> list[pb.Pool]:
     return [*found.pools]
 
 
-def status_of_pool(client: AdminClient, pool: str) -> PoolStatus:
-    """State of a pool, from one list of its replicas and one of its adapters, which the admin service has counted."""
-    return pool_status(client.all_replicas(pool), client.residency(pool, "", pb.WatchResidencyRequest.COUNTS))
+def unless_refused(read: Callable[[], Read]) -> Read | None:
+    """Result of a read; None: it is not the caller's to know, as where adapters are for who has only the pools."""
+    try:
+        return read()
+    except CliError as error:
+        if error.failure.exit is not Exit.REFUSED:
+            raise
+        return None
+
+
+def status_of_pool(client: AdminClient, pool: str) -> PoolStatus | None:
+    """State of a pool, from one list of its replicas and one of its adapters, which the admin service has counted.
+
+    None: the caller may not see where adapters are.
+    """
+    found = client.all_replicas(pool)
+    where = unless_refused(lambda: client.residency(pool, "", pb.WatchResidencyRequest.COUNTS))
+    return None if where is None else pool_status(found, where)
 
 
 def _note_unreadable(found: Page, what: str, note: Note) -> None:
@@ -245,14 +260,8 @@ def _replicas(client: AdminClient, query: Query, note: Note) -> list[ReplicaView
 def counted(client: AdminClient, pool: str, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
     """The replicas with how many adapters they serve by residency; without where the caller may not see any."""
     request = pb.WatchResidencyRequest(pool=pool, detail=pb.WatchResidencyRequest.COUNTS_BY_REPLICA)
-    if not replicas:
-        return replicas
-    try:
-        return counted_views(replicas, counts_by_replica(client.residency_told(request)))
-    except CliError as error:
-        if error.failure.exit is not Exit.REFUSED:
-            raise
-        return replicas
+    where = unless_refused(lambda: client.residency_told(request)) if replicas else None
+    return replicas if where is None else counted_views(replicas, counts_by_replica(where))
 
 
 def replicas_of(client: AdminClient, pool: str) -> list[ReplicaView]:

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -262,20 +263,39 @@ def write_out(text: str) -> None:
     """Writes text to standard output at once; ends the process where nobody reads it any more.
 
     Raises:
+        BrokenPipeError: nobody does, and this is not the main thread.
         CliError: it takes no more.
     """
     try:
         sys.stdout.write(text.encode(errors="backslashreplace").decode())  # half of a character is no text
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output left: end as other programs do, without a word. Not by the signal's default from
-        # the start on: gRPC's threads write to pipes of their own, which nobody may read while a process ends.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGPIPE)
+        if threading.current_thread() is not threading.main_thread():
+            raise  # the main thread alone can end so
+        end_unread()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left, when the process ends
-        what = "what this was to change is changed all the same: loraplane events"
+        what = "what this was to change may be changed all the same: loraplane events tells"
         raise usage(f"standard output cannot be written: {error.strerror}; write to another place; {what}") from error
+
+
+def end_unread() -> None:
+    """Ends the process as others do whose reader left, without a word. For the main thread.
+
+    Not by the signal's default from the start on: gRPC's threads write to pipes of their own, which nobody may read
+    while a process ends.
+    """
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGPIPE)
+
+
+def write_error(text: str) -> None:
+    """Writes text to standard error at once. Where that takes no more the text is lost, and nothing fails for it."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # for what is left, and what comes
 
 
 def _manifests(view: OutputView[Item], items: Sequence[Item]) -> list[Mapping[str, object]]:

@@ -17,7 +17,7 @@ from registry.cli.failure import CliError, CommandFailure, refused
 from registry.cli.rollout import FollowedRollout, RolloutTarget, describe, follow_all
 from registry.cli.views.differences import left_out
 from registry.cli.views.messages import outcome_name, result_dict, rollout_dict, state_name
-from registry.cli.views.output import Format, Printer
+from registry.cli.views.output import Format, Printer, end_unread
 from registry.client.adapters import revision_of
 from registry.lora.text import printable
 from registry.model.errors import Reason
@@ -244,5 +244,8 @@ def follow_shown(
     with _shown(display, printer):
         try:
             return follow_all(client, targets, timeout_seconds, display.seen)
+        except BrokenPipeError:  # of a thread that told news
+            end_unread()
+            raise
         finally:
             display.end()

@@ -265,6 +265,20 @@ def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, st
     assert "Last events" not in ran.out, "nobody knows whether there are any"
 
 
+@pytest.mark.parametrize("kind", ["pool dev", "replica r1"])
+def test_who_sees_no_adapter_is_told_the_rest_of_a_pool_or_a_replica(cli, store, kind):
+    """That nothing is told of what is served does not read as if nothing were."""
+    denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not yours")
+    store.answers |= {"WatchResidency": [denied], "ListChanges": [denied]}
+    store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1])]
+    ran = cli("describe", *kind.split())
+    assert (ran.code, "http://out" in ran.out) == (0, True)
+    assert "What it serves could not be read: not yours" in ran.lines
+    ran = cli("-o", "json", "describe", *kind.split())
+    assert (ran.code, "note: What it serves could not be read: not yours\n" in ran.err) == (0, True)
+    assert ran.json["adapters" if kind == "pool dev" else "serves"] is None
+
+
 def test_the_newest_ten_events_are_shown(cli, store):
     changes = [
         pb.RecordedChange(at=f"{DAY}T00:00:{at:02}Z", kind="adapter", name="SQL", action="updated", generation=at)

@@ -238,6 +238,18 @@ def test_replicas_are_counted_by_residency_unless_the_caller_sees_no_adapter(cli
     assert cli("get", "replicas", "--pool", "dev").code == Exit.NOT_FOUND
 
 
+def test_who_sees_pools_and_no_adapter_gets_the_pools(cli, admin):
+    """As the role pool-operator: how they are follows from their adapters, so that it is not known."""
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev", base_models=["tiny"])])]
+    admin.answers["WatchResidency"] = [REFUSED]
+    ran = cli("get", "pools")
+    assert (ran.code, " ".join(ran.lines[1].split())) == (0, "dev - - - tiny -")
+    [one] = cli("-o", "json", "get", "pools").json["items"]
+    assert (one["name"], "status" in one) == ("dev", False)
+    admin.answers["WatchResidency"] = [Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "none")]
+    assert cli("get", "pools").code == Exit.NOT_FOUND
+
+
 def test_what_cannot_be_read_is_counted_and_a_replica_that_does_not_live_is_found_by_its_name(found, admin, cli):
     """The first ten are named. A sidecar that dies does not vanish; whoever may not see one is told so."""
     names = [f"n{number}" for number in range(11)]

@@ -12,11 +12,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from registry.cli.command_tree import ENTRIES, LazyCommand
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import Hold, served
+from tests.support.fake_admin import Hold, Refusal, served
 from tests.support.processes import child
 
 HEAVY = {"grpc", "google.protobuf", "pydantic", "yaml", "httpx", "numpy", "obstore", "cryptography", "structlog"}
@@ -257,11 +258,30 @@ def test_an_output_that_is_full_is_no_error_of_ours(address, admin, line):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "USAGE" in done.stderr
     assert "standard output cannot be written: No space left on device" in done.stderr
-    assert "is changed all the same" in done.stderr
+    assert "may be changed all the same: loraplane events tells" in done.stderr
 
 
-@pytest.mark.parametrize("line", ["schema", "completion bash", "export litellm --pool dev", "get pools"])
-def test_an_output_that_nobody_reads_ends_it_without_a_traceback(address, line):
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("set sql --source https://127.0.0.1:1/a/ --look-seconds 1", 0),
+        ("get adapters nope", 3),
+        ("-o json get adapters nope", 3),
+    ],
+)
+def test_a_full_standard_error_changes_neither_what_is_done_nor_the_exit_code(address, admin, line, code):
+    """As where both are kept on a disk that has no room: a note is lost, and so is the error, whose code says it."""
+    admin.answers["GetAdapter"] = [SQL if code == 0 else Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND")]
+    with Path("/dev/full").open("w") as full:
+        ran = command(address, *line.split(), "--pool", "dev")
+        done = subprocess.run(ran, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60, check=False)
+    assert (done.returncode, len(admin.asked("ApplyAdapters"))) == (code, code == 0)
+
+
+@pytest.mark.parametrize("line", ["schema", "completion bash", "export litellm --pool dev", "get pools", "rollout sql"])
+def test_an_output_that_nobody_reads_ends_it_without_a_traceback(address, admin, line):
+    """A rollout is told by the threads that follow it."""
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=[PENDING]), Hold()]]
     reads, writes = os.pipe()
     os.close(reads)
     done = subprocess.run(
