@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from registry.cli.failure import ChangeInterrupted, CliError, failure_of, usage
+from registry.cli.failure import ChangeInterrupted, CliError, Exit, failure_of, usage
 from registry.client import admin_api as api
 from registry.client.address import RESOLVED, Tls
 from registry.client.admin_api import AdminMethod, Reply, Request
@@ -183,6 +183,11 @@ class AdminClient(BlockingClient[AdminCalls]):
             super().__init__(make, loop or BackgroundLoop())
         except InvalidArgument as error:
             raise usage(f"{_FLAGS.get(error.field or '', '')}{error.message}") from error
+
+    def may_pass(self, error: CliError) -> bool:
+        """True if the same may succeed in a moment; not where nobody has ever answered: nobody may be there at all."""
+        is_there = self._client.has_answered or error.failure.exit is not Exit.UNAVAILABLE
+        return error.failure.passes and is_there
 
     def unary(self, method: AdminMethod[Request, Reply], request: Request) -> Reply:
         """The answer to a call."""

@@ -107,7 +107,7 @@ def _follow(client: AdminClient, target: RolloutTarget, end: float, seen: Seen) 
                 if rollout.done or target.is_served(rollout) or cannot_come(target, rollout) or time.monotonic() > end:
                     return FollowedRollout(target, rollout)
         except CliError as error:
-            if not error.failure.passes:
+            if not client.may_pass(error):
                 raise
         if time.monotonic() > end:
             return FollowedRollout(target, last)

@@ -13,6 +13,7 @@ from registry.cli.failure import CliError
 from registry.cli.session import pool_or_only
 from registry.cli.views.get import VIEWS, Kind, Query, cell_filter, find, label_filter
 from registry.cli.views.output import OutputView, Printer
+from registry.cli.views.replica_view import ReplicaView
 from registry.model.errors import Reason
 from registry.residency.health import AdapterRow
 from registry.v1 import registry_pb2 as pb
@@ -183,8 +184,9 @@ _STALE_SECONDS = 10.0
 class LiveTable:
     """Shows on a terminal what there is, drawn anew as it changes."""
 
-    def __init__(self, view: OutputView[Any], printer: Printer) -> None:
+    def __init__(self, view: OutputView[Any], name: Callable[[Any], str], printer: Printer) -> None:
         self._view = view
+        self._name = name
         self._printer = printer
         self._rows: dict[str, Any] = {}
         self._unreadable: set[str] = set()
@@ -204,7 +206,7 @@ class LiveTable:
     def _change(self, told: Shown) -> None:
         match told:
             case AdapterPut(item):
-                name = self._view.name(item)
+                name = self._name(item)
                 self._rows[name.lower()] = item
                 self._unreadable.discard(name.lower())
             case AdapterGone(name) | AdapterUnmatched(name):
@@ -261,11 +263,12 @@ def watch(client: AdminClient, query: Query, fields: Sequence[str], printer: Pri
     """
     view, of_all = VIEWS[query.kind], replace(query, labels={})
     has_labels, has_cells = label_filter(query), cell_filter(view, fields)
-    feed = SelectedFeed(lambda item: has_labels(item) and has_cells(item), view.name)
-    every = _streamed(client, of_all) if query.kind is Kind.ADAPTERS else _polled(client, of_all)
+    name = _in_its_pool if query.kind is Kind.REPLICAS and query.pool is None else view.name
+    feed = SelectedFeed(lambda item: has_labels(item) and has_cells(item), name)
+    every = _streamed(client, of_all) if query.kind is Kind.ADAPTERS else _polled(client, of_all, name)
     batches = ([shown for told in batch for shown in feed.take(told)] for batch in every)
     if printer.is_live:
-        table = LiveTable(view, printer)
+        table = LiveTable(view, name, printer)
         for batch in batches:
             table.take(batch, time.monotonic())
     printer.header(view)
@@ -288,7 +291,7 @@ def _streamed(client: AdminClient, query: Query) -> Iterator[Sequence[Told]]:
         try:
             yield from _answers(client, pool, query, feed)
         except CliError as error:
-            if not error.failure.passes and not _is_compacted(error, feed):
+            if not client.may_pass(error) and not _is_compacted(error, feed):
                 raise
         yield ()
         time.sleep(_POLL_SECONDS)
@@ -316,14 +319,24 @@ def _is_compacted(error: CliError, feed: RowFeed) -> bool:
     return True
 
 
-def _polled(client: AdminClient, query: Query) -> Iterator[Sequence[Told]]:
-    view = VIEWS[query.kind]
-    known: dict[str, Any] = {}
+def _in_its_pool(replica: ReplicaView) -> str:
+    """Name of a replica where those of all pools are watched, of which several may have one of its name."""
+    return f"{replica.pool}/{replica.name}"
+
+
+def _polled(client: AdminClient, query: Query, name_of: Callable[[Any], str]) -> Iterator[Sequence[Told]]:
+    """Changes since the last look; one that fails is made up for by the next, unless it is the first."""
+    known: dict[str, Any] | None = None
     while True:
-        now = {view.name(item): item for item in find(client, query, _unnoted)}
-        new = [AdapterPut(item) for name, item in now.items() if known.get(name) != item]
-        yield [*new, *(AdapterGone(name) for name in known if name not in now)]
-        known = now
+        try:
+            now = {name_of(item): item for item in find(client, query, _unnoted)}
+        except CliError as error:
+            if known is None or not error.failure.passes:
+                raise
+            now = known
+        before, known = known or {}, now
+        new = [AdapterPut(item) for name, item in now.items() if before.get(name) != item]
+        yield [*new, *(AdapterGone(name) for name in before if name not in now)]
         time.sleep(_POLL_SECONDS)
 
 

@@ -148,7 +148,7 @@ def test_a_live_table_is_drawn_when_it_changed_and_now_and_then():
     """Not once for each of a thousand changes; and ages go on."""
     paper, sheets = Mock(), list[tuple[list[str], str]]()
     paper.redraw = lambda _view, items, foot: sheets.append(([one.record.name for one in items], foot))
-    table = LiveTable(ADAPTERS, paper)
+    table = LiveTable(ADAPTERS, ADAPTERS.name, paper)
     a, b = (AdapterPut(AdapterRow(pb.Adapter(name=name))) for name in ("a", "B"))
     torn = [AdapterUnreadable("b"), AdapterUnreadable("A")]
     news = [
@@ -166,7 +166,7 @@ def test_a_live_table_is_drawn_when_it_changed_and_now_and_then():
         before = len(sheets)
         table.take(told, at)
         assert sheets[before:] == ([drawn] if drawn else []), at
-    LiveTable(TENANTS, paper).take([], 0.0)
+    LiveTable(TENANTS, TENANTS.name, paper).take([], 0.0)
     assert sheets[-1] == ([], ""), "also where there is nothing yet"
 
 
@@ -286,14 +286,52 @@ def test_which_replicas_come_go_and_no_longer_match_is_told(cli, admin, time):
         ([], [("put", "r1"), ("put", "r1"), ("put", "r1"), ("deleted", "r1")]),
     ):
         admin.answers["ListReplicas"] = list(looks)
-        assert changes(cli("-o", "json", "get", "replicas", "-w", *flags).out) == told
+        assert changes(cli("-o", "json", "get", "replicas", "-w", "--pool", "dev", *flags).out) == told
     admin.answers["ListReplicas"] = [listed(("r1", "a"), ("r2", "a")), listed(("r1", "a")), ENOUGH]
     assert [line.split()[:2] for line in cli("get", "replicas", "-w").lines[1:]] == [
-        *(["r1", "dev"], ["r2", "dev"], ["r2", "deleted"]),
+        *(["r1", "dev"], ["r2", "dev"], ["dev/r2", "deleted"]),
     ]
     admin.answers["ListReplicas"] = [listed(("r1", "a")), listed(), ENOUGH]
-    printed = cli("get", "replicas", "-w", "-o", "custom-columns=NAME:.name,POOL:.pool").out
+    printed = cli("get", "replicas", "-w", "--pool", "dev", "-o", "custom-columns=NAME:.name,POOL:.pool").out
     assert printed == "NAME  POOL\nr1  dev\nr1  deleted\n"
+
+
+def test_replicas_of_several_pools_that_have_one_name_are_told_apart(cli, admin, time, monkeypatch):
+    """None hides another, in lines or in a table that is drawn anew."""
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
+
+    def both(pool: str, names: str) -> pb.ListReplicasResponse:
+        return pb.ListReplicasResponse(replicas=[pb.Replica(name=name, pool=pool) for name in names])
+
+    looks = [both("dev", "a"), both("ops", "ab"), both("dev", "a"), both("ops", "b"), ENOUGH]
+    admin.answers["ListReplicas"] = list(looks)
+    told = [" ".join(line.split()[:2]) for line in cli("get", "replicas", "-w").lines[1:]]
+    assert told == ["a dev", "a ops", "b ops", "ops/a deleted"]
+    admin.answers["ListReplicas"] = list(looks)
+    assert cli("-o", "name", "get", "replicas", "-w").out == "a\na\nb\n"
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(Printer, "is_live", property(lambda _self: True))
+    monkeypatch.setattr(
+        Printer, "redraw", lambda _self, _view, rows, _foot: drawn.append([f"{one.pool}/{one.name}" for one in rows])
+    )
+    time.monotonic = lambda: 100.0 * len(time.pauses)
+    admin.answers["ListReplicas"] = list(looks)
+    cli("get", "replicas", "-w")
+    assert drawn == [["dev/a", "ops/a", "ops/b"], ["dev/a", "ops/b"]]
+
+
+def test_a_look_that_finds_nobody_ends_a_watch_only_if_it_is_the_first(cli, admin, time):
+    """Restarts are waited for, of replicas as of adapters; where nobody ever answered, that is told."""
+    gone = Refusal(grpc.StatusCode.UNAVAILABLE)
+    watch = ["get", "replicas", "-w", "--pool", "dev", "--timeout", "0.1"]
+    admin.answers["ListReplicas"] = [listed(("r1", "a"), ("r2", "a")), gone, listed(("r1", "a")), ENOUGH]
+    assert changes(cli("-o", "json", *watch).out) == [("put", "r1"), ("put", "r2"), ("deleted", "r2")]
+    admin.answers["ListReplicas"] = [gone]
+    assert cli(*watch).code == 6
+    admin.answers |= {name: [[gone]] for name in ("WatchAdapters", "WatchResidency", "WatchRollout")}
+    for line in ("get adapters -w", "rollout sql"):
+        ran = cli(*line.split(), "--pool", "dev")
+        assert (ran.code, "error: ADMIN_UNAVAILABLE: " in ran.err) == (6, True)
 
 
 def test_on_a_terminal_a_watch_draws_what_there_is(cli, admin, time, monkeypatch, capsys):
