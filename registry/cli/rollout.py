@@ -21,6 +21,8 @@ _AT_ONCE = 16
 # Even after the deadline each rollout is looked at once, so that all that is pending can be named.
 _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 0.2
+# What keeps it from coming is looked at once more: a replica may not have heard yet that it is mended.
+_HEARD_SECONDS = 2.0
 # Of many that are not served, so many are told of; each may name many replicas.
 _TOLD = 5
 # Of replicas in the same state, so many are named.
@@ -99,19 +101,23 @@ def look(client: AdminClient, target: RolloutTarget) -> pb.Rollout | None:
 def _follow(client: AdminClient, target: RolloutTarget, end: float, seen: Seen) -> FollowedRollout:
     request = pb.WatchRolloutRequest(pool=target.pool, name=target.name, generation=target.generation)
     last: pb.Rollout | None = None
+    is_stuck = False
     while True:
         try:
             for rollout in client.stream(api.WATCH_ROLLOUT, request, _remaining(end)):
-                last = rollout
+                last, was_stuck, is_stuck = rollout, is_stuck, cannot_come(target, rollout)
                 seen(target, rollout)
-                if rollout.done or target.is_served(rollout) or cannot_come(target, rollout) or time.monotonic() > end:
+                is_over = rollout.done or (is_stuck and was_stuck) or time.monotonic() > end
+                if is_over or target.is_served(rollout):
                     return FollowedRollout(target, rollout)
+                if is_stuck:
+                    break
         except CliError as error:
             if not client.may_pass(error):
                 raise
         if time.monotonic() > end:
             return FollowedRollout(target, last)
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_HEARD_SECONDS if is_stuck else _PAUSE_SECONDS)
 
 
 def _remaining(end: float) -> float:

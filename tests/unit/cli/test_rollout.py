@@ -100,14 +100,14 @@ def back(name: str = "sql") -> RolloutTarget:
     return RolloutTarget("dev", name, 4, goes_back=True)
 
 
-def test_a_roll_back_to_what_nobody_has_does_not_come_by_itself(client, admin):
+def test_a_roll_back_to_what_nobody_has_does_not_come_by_itself(client, admin, time):
     """Files of an earlier generation do not; those of a new one may be on their way."""
     nowhere, somewhere = rollout(GONE, GONE), rollout(GONE, LATE)
     for of in (somewhere, rollout(GONE, SERVING), rollout(), rollout(SERVING, GONE, canaries=1)):
         assert not cannot_come(back(), of)
     assert (cannot_come(back(), nowhere), cannot_come(target(), nowhere)) == (True, False)
     assert cannot_come(back(), rollout(GONE, SERVING, canaries=1))
-    admin.answers["WatchRollout"] = [[somewhere, nowhere, DONE]]
+    admin.answers["WatchRollout"] = [[somewhere, nowhere], [nowhere, DONE]]
     found = follow_all(client, [back()], 60, lambda *_: None)
     assert [one.rollout for one in found] == [nowhere]
     with pytest.raises(CliError) as raised:
@@ -220,8 +220,8 @@ def test_a_rollout_is_followed_until_it_is_done_over_breaks_and_ends_of_streams(
 
 
 @pytest.mark.parametrize(("min_ready", "last"), [(1, rollout(SERVING, LATE)), (0, rollout(FULL))])
-def test_a_rollout_is_not_followed_once_enough_serve_it_or_nobody_else_will(client, admin, min_ready, last):
-    admin.answers["WatchRollout"] = [[rollout(LATE), last, DONE]]
+def test_a_rollout_is_not_followed_once_enough_serve_it_or_nobody_else_will(client, admin, time, min_ready, last):
+    admin.answers["WatchRollout"] = [[rollout(LATE), last], [last, DONE]]
     assert followed(client, min_ready=min_ready)[0] == last
     admin.answers["WatchRollout"] = [lambda request: [rollout(SERVING, done=True, name=request.name)]]
     found = follow_all(client, [target(name=name) for name in "cab"], 60, lambda *_: None)
@@ -268,6 +268,15 @@ def test_what_ends_the_wait_for_one_rollout_ends_all(client, admin, error):
     admin.answers["WatchRollout"] = [streams]
     with pytest.raises(error):
         follow_all(client, [target(name=name) for name in ("sql", "law")], 600, seen)
+
+
+def test_what_keeps_a_rollout_from_coming_is_looked_at_once_more(client, admin, time):
+    """R9 status-truth: a replica that has not heard of room that was just made says over_capacity for a moment yet."""
+    full = rollout(FULL)
+    admin.answers["WatchRollout"] = [[full], [BROKEN], [rollout(LATE), full], [DONE]]
+    assert (followed(client)[0], time.pauses) == (DONE, [2.0, 2.0, 2.0])
+    admin.answers["WatchRollout"] = [[full], [full, DONE]]
+    assert followed(client)[0] == full
 
 
 def test_a_rollout_as_programs_see_it(cli, admin):
