@@ -263,12 +263,12 @@ def watch(client: AdminClient, query: Query, fields: Sequence[str], printer: Pri
     """
     view, of_all = VIEWS[query.kind], replace(query, labels={})
     has_labels, has_cells = label_filter(query), cell_filter(view, fields)
-    name = _in_its_pool if query.kind is Kind.REPLICAS and query.pool is None else view.name
-    feed = SelectedFeed(lambda item: has_labels(item) and has_cells(item), name)
-    every = _streamed(client, of_all) if query.kind is Kind.ADAPTERS else _polled(client, of_all, name)
+    name_of = _in_its_pool if query.kind is Kind.REPLICAS and query.pool is None else view.name
+    feed = SelectedFeed(lambda item: has_labels(item) and has_cells(item), name_of)
+    every = _streamed(client, of_all) if query.kind is Kind.ADAPTERS else _polled(client, of_all, name_of)
     batches = ([shown for told in batch for shown in feed.take(told)] for batch in every)
     if printer.is_live:
-        table = LiveTable(view, name, printer)
+        table = LiveTable(view, name_of, printer)
         for batch in batches:
             table.take(batch, time.monotonic())
     printer.header(view)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_origin
 
+from google.protobuf.message import Message
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
@@ -125,6 +127,23 @@ def manifest_dict(adapter: pb.Adapter) -> Plain:
     metadata = {"name": adapter.name, "pool": adapter.pool, **({"labels": labels} if labels else {})}
     written = with_range(_said(ManifestSpec, spec))
     return {"apiVersion": API_VERSION, "kind": "Adapter", "metadata": metadata, "spec": written}
+
+
+def keep_unknown(before: Message, after: Message) -> None:
+    """Gives a message the fields of another that this release does not know: a manifest cannot have them."""
+    unknown = deepcopy(before)
+    for field in before.DESCRIPTOR.fields:
+        unknown.ClearField(field.name)
+        if field.message_type is not None and not field.is_repeated and has_unknown(getattr(before, field.name)):
+            keep_unknown(getattr(before, field.name), getattr(after, field.name))
+    after.MergeFrom(unknown)
+
+
+def has_unknown(message: Message) -> bool:
+    """True if a message has fields that this release does not know, at any depth."""
+    known = deepcopy(message)
+    known.DiscardUnknownFields()
+    return known != message
 
 
 def _said(kind: type[BaseModel], values: Mapping[str, Any]) -> Plain:

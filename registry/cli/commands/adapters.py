@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from google.protobuf import field_mask_pb2
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, OrderOptions, apply_changes, tell_nothing
 from registry.cli.change.documents import deletions, upserts
-from registry.cli.change.manifest import manifest_dict
+from registry.cli.change.manifest import has_unknown, keep_unknown, manifest_dict
 from registry.cli.change.sets import Change, by_pool, derived_id, step_of_changes
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
@@ -31,10 +31,13 @@ from registry.cli.views.output import yaml_document
 from registry.cli.views.router_config import export_config, format_asked
 from registry.client import admin_api as api
 from registry.formats.exporter import ExportFormat
+from registry.lora.text import some_of
 from registry.model.errors import Reason
 from registry.model.names import matches, name_key
 from registry.v1 import registry_pb2 as pb
 
+# Of many adapters, so many are named in a note.
+_NAMED = 10
 _OTHER_KINDS = {"pool", "pools", "replica", "replicas", "tenant", "tenants"}
 
 
@@ -69,18 +72,34 @@ def export(
         export_config(session, form, pool, watch, timeout or READ_SECONDS)
         return
     asked = {name_key(one): one for one in names or ()}
-    missing, unreadable = dict(asked), list[str]()
+    missing, unreadable, later = dict(asked), list[str](), list[str]()
     with session.client(timeout or READ_SECONDS) as client:
         for one in [pool] if pool is not None else _pools(client):
             for page in client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=one)):
                 found = {name_key(adapter.name): adapter for adapter in page.adapters}
                 chosen = [it for key, it in found.items() if not names or key in asked]
-                session.printer().documents(manifest_dict(it) for it in chosen if matches(wanted, it.spec.labels))
+                written = [it for it in chosen if matches(wanted, it.spec.labels)]
+                session.printer().documents(map(manifest_dict, written))
+                later += [f"{one}/{it.name}" for it in written if has_unknown(it.spec)]
                 unreadable += [f"{one}/{key}" for key in page.unreadable if not names or key in asked]
                 for key in (*found, *page.unreadable):
                     missing.pop(key, None)
+    _check_whole(missing.values(), unreadable, later)
+
+
+def _check_whole(missing: Collection[str], unreadable: Sequence[str], later: Sequence[str]) -> None:
+    """Says what is not in the manifests: adapters that there are not, or cannot be read, and fields of a later release.
+
+    Raises:
+        CliError: an adapter is not in them.
+    """
+    if later:
+        told = some_of(later, _NAMED)
+        note(
+            f"fields of a later release are left out of {told}; before they are applied, upgrade: pip install loraplane"
+        )
     if missing:
-        told = ", ".join(map(repr, missing.values()))
+        told = ", ".join(map(repr, missing))
         raise not_found(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {told}; see loraplane get adapters")
     if unreadable:
         message = f"records that cannot be read were left out: {', '.join(unreadable)}; see loraplane doctor"
@@ -185,6 +204,7 @@ def _edited(after: Sequence[Change], before: pb.Adapter) -> Change:
     if found != [(before.pool, name_key(before.name))]:
         raise usage(f"the text must be one manifest, of {before.pool}/{before.name}; for others there is apply")
     wire = pb.AdapterChange(upsert=after[0].wire.upsert, etag=before.etag)
+    keep_unknown(before.spec, wire.upsert.spec)
     return replace(after[0], wire=wire, place="edit")
 
 
