@@ -45,6 +45,8 @@ _HEALTH_SECONDS = 1.0
 _LOOK_AFTER_SECONDS = 0.4
 # Nobody listens there who has not taken a connection by then.
 _CONNECT_SECONDS = 1.0
+# Of several addresses of a name the next is tried by then too, as gRPC does.
+_NEXT_SECONDS = 0.25
 
 
 @contextmanager
@@ -103,10 +105,11 @@ async def _while_etcd_answers(calls: AdminCalls, call: Callable[[], Awaitable[T]
     task = asyncio.ensure_future(call())
     try:
         is_late = not calls.has_answered and not (await asyncio.wait({task}, timeout=_LOOK_AFTER_SECONDS))[0]
-        if is_late and (trouble := await _connection_trouble(calls.address)):
+        # Of either look it counts only if the answer has not come meanwhile.
+        if is_late and (trouble := await _connection_trouble(calls.address)) and not task.done():
             raise calls.errors.unreachable(trouble, request_id)
         while not (await asyncio.wait({task}, timeout=_ASK_AFTER_SECONDS))[0]:
-            if await _is_without_etcd(calls):
+            if await _is_without_etcd(calls) and not task.done():
                 again = f"; whether the change is made is settled by the same with --request-id {request_id}"
                 message = (
                     f"the admin service at {calls.errors.address} answers, but reaches no majority of etcd; --timeout "
@@ -126,7 +129,7 @@ async def _connection_trouble(address: str) -> str:
         return ""
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), happy_eyeballs_delay=_NEXT_SECONDS)
     except TimeoutError:
         return "nothing answers there"
     except OSError as error:

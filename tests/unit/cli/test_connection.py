@@ -156,13 +156,38 @@ async def test_where_nobody_listens_is_told_at_once_by_a_first_call(monkeypatch,
     assert looked.await_count == (not has_answered)
 
 
+@pytest.mark.parametrize("look", ["_connection_trouble", "_is_without_etcd"])
+async def test_an_answer_that_comes_during_a_look_is_the_outcome(monkeypatch, look):
+    """W8 no-false-fail: what was seen of a network that loses packets, or of etcd's election, is over by then."""
+    monkeypatch.setattr(of_client, "_is_without_etcd", AsyncMock(return_value=False))
+    for seconds in ("_ASK_AFTER_SECONDS", "_LOOK_AFTER_SECONDS"):
+        monkeypatch.setattr(of_client, seconds, 0.0)
+    looks = asyncio.Event()
+
+    async def call() -> str:
+        await looks.wait()
+        return "made"
+
+    async def looked(_at: object) -> str:
+        looks.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return "trouble"
+
+    monkeypatch.setattr(of_client, look, looked)
+    errors = SimpleNamespace(address="a:1", unreachable=ConnectionError)
+    calls = SimpleNamespace(errors=errors, address="a:1", has_answered=False)
+    assert await _while_etcd_answers(calls, call, "q") == "made"
+
+
 async def test_a_connection_that_is_not_taken_in_time_or_has_no_port_to_ask(monkeypatch):
-    async def never(*_: object) -> None:
+    async def never(*_: object, happy_eyeballs_delay: float) -> None:
+        assert happy_eyeballs_delay < of_client._CONNECT_SECONDS
         await asyncio.Event().wait()
 
     for nowhere in ("unix:/nowhere", "dns:host:1", "host", "host:https"):
         assert await _connection_trouble(nowhere) == ""
-    monkeypatch.setattr(of_client, "_CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(of_client, "_CONNECT_SECONDS", 0.3)
     monkeypatch.setattr(asyncio, "open_connection", never)
     assert await _connection_trouble("h:1") == "nothing answers there"
 
