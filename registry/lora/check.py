@@ -36,7 +36,7 @@ from registry.lora.modules import (
 from registry.lora.policy import AdapterLimits, Policy, is_served
 from registry.lora.remap import map_modules
 from registry.lora.safetensors import Tensor
-from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, entry_of, is_vision
+from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, entry_of, is_taken, is_vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,9 @@ def examine(
         findings.append(Finding("no_tensors", "the weights", "no LoRA weights", "some", "look at its training"))
     changes = Changes(
         renamed=_new_keys(kept, renames, policy),
-        dropped=tuple(sorted({entry.tensor.name for entry in entries} - {entry.tensor.name for entry in kept})),
+        dropped=tuple(
+            sorted({one.tensor.name for one in entries} - {one.tensor.name for one in kept if is_taken(one)})
+        ),
         config=_new_config(config, modules, renames, policy) if not patterns else {},
         rotary=rotary,
     )
@@ -282,12 +284,18 @@ def _new_config(
         targets = sorted({name.rpartition(".")[2] for name in modules})
         changes |= {"target_modules": targets, "target_parameters": None}
     left = left_to_save(config, policy.drop)
+    # Trainers may leave out the name of a head, and vLLM takes its matrix for half of a pair then.
+    heads = {name.rpartition(".")[2] for name, module in modules.items() if TensorPart.SAVED in module.parts}
+    left += sorted(heads.difference(left))
     if left != (config.modules_to_save or []):
         changes["modules_to_save"] = left or None
     if renames:
         names = {name: renames.get(name, name) for name in modules}
         patterns = {"rank_pattern": config.rank_pattern, "alpha_pattern": config.alpha_pattern}
-        changes |= {field: renamed_pattern(values, names) for field, values in patterns.items() if values}
+        defaults = {"rank_pattern": config.r, "alpha_pattern": config.lora_alpha}
+        changes |= {
+            field: renamed_pattern(values, names, defaults[field]) for field, values in patterns.items() if values
+        }
     return changes
 
 

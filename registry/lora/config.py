@@ -118,8 +118,8 @@ def read_config(content: bytes) -> AdapterConfig:
             [Finding("wrong_peft_type", "peft_type", shown(kind), "'LORA'", "train, or convert it to, a LoRA adapter")]
         )
     try:
-        whole = _whole_ranks(fields)
-        return AdapterConfig.model_validate({**fields, **whole, "rewritten": whole})
+        rewritten = _whole_ranks(fields) | ({"bias": "none"} if fields.get("bias", "") is None else {})
+        return AdapterConfig.model_validate({**fields, **rewritten, "rewritten": rewritten})
     except ValidationError as error:
         raise UnfitAdapter(_complaints(error, fields)) from error
 

@@ -121,19 +121,26 @@ def wrapped_pattern_findings(config: AdapterConfig, unwrapped: Mapping[str, str]
     return findings
 
 
-def renamed_pattern(values: Mapping[str, Value] | None, renames: Mapping[str, str]) -> dict[str, Value]:
+def renamed_pattern(values: Mapping[str, Value] | None, renames: Mapping[str, str], default: Value) -> dict[str, Value]:
     """The same values for modules under new names: a key for each, longer names first, since the first match wins.
 
     Args:
         values: the pattern as it is.
         renames: old name to new name of every module, also of those that keep theirs.
+        default: value of those that no key gives one.
     """
-    if not values:
-        return {}
-    patterns: Patterns[Value] = Patterns(values, next(iter(values.values())))
-    found = {new: patterns.own(old) for old, new in renames.items()}
-    ordered = sorted(found, key=lambda name: (-len(name), name))
-    return {re.escape(name): value for name in ordered if (value := found[name]) is not None}
+    patterns: Patterns[Value] = Patterns(values, default)
+    own = {new: patterns.own(old) for old, new in renames.items()}
+    # A key means whatever ends with its name, too.
+    meant = [name for name in own if any(own.get(end) is not None for end in ends_of(name))]
+    ordered = sorted(meant, key=lambda name: (-len(name), name))
+    return {re.escape(name): default if (value := own[name]) is None else value for name in ordered}
+
+
+def ends_of(name: str) -> Iterable[str]:
+    """The name, and all that it ends with after a dot."""
+    parts = name.split(".")
+    return (".".join(parts[first:]) for first in range(len(parts)))
 
 
 # All engines cast to their own type as they read; what would not fit there is `registry.lora.safetensors.not_finite`'s.

@@ -89,6 +89,15 @@ def entry_of(tensor: Tensor) -> TensorName:
     return TensorName(tensor, match["module"], TensorPart(text))
 
 
+# Weights of the base that vLLM passes over. A file with others of them it refuses.
+_PASSED_OVER = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
+
+
+def is_taken(entry: TensorName) -> bool:
+    """False for weights of the base for which engines refuse the whole file."""
+    return entry.part is not TensorPart.BASE_LAYER or entry.tensor.name.endswith(_PASSED_OVER)
+
+
 def is_vision(module: str) -> bool:
     """True for a module of a tower beside the language model."""
     return _VISION.search(module) is not None

@@ -17,7 +17,7 @@ from registry.lora.base import BaseModules, compress, expand
 from registry.lora.config import AdapterConfig
 from registry.lora.coverage.table import Unapplied, UnappliedReason
 from registry.lora.findings import AdapterWarning, Finding
-from registry.lora.modules import Module, linear_options
+from registry.lora.modules import Module, ends_of, linear_options
 from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, split_module
 from registry.lora.text import some_of
 
@@ -192,7 +192,7 @@ def missing_modules(
     """Warning about modules that the configuration names and the file lacks, given all modules of the file."""
     names = set(modules)
     missing = dict.fromkeys(_absent(config, names, renames, base) if base is not None else ())
-    told = {end for name in missing for end in _ends(name)}
+    told = {end for name in missing for end in ends_of(name)}
     missing |= dict.fromkeys(one for one in _unfound(config, names, base) if one not in told)
     if not missing:
         return []
@@ -205,21 +205,15 @@ def missing_modules(
 
 def _unfound(config: AdapterConfig, names: Iterable[str], base: BaseModules | None) -> list[str]:
     """Listed names that no module has or ends with, and that the base is not known to lack."""
-    found = {end for name in names for end in _ends(name)}
+    found = {end for name in names for end in ends_of(name)}
     targets = [] if isinstance(config.target_modules, str) else config.target_modules
     unfound = [one for one in targets if one not in found]
     if not unfound:
         return []
     others = [prefix + tail for prefix, tail in base.usual] if base is not None else [f".{one}" for one in unfound]
     is_excluded = _matcher((config.model_extra or {}).get("exclude_modules"), len(others))
-    there = {end for name in others for end in _ends(name) if not is_excluded(name)}
+    there = {end for name in others for end in ends_of(name) if not is_excluded(name)}
     return [one for one in unfound if one in there]
-
-
-def _ends(name: str) -> Iterable[str]:
-    """The name, and all that it ends with after a dot."""
-    parts = name.split(".")
-    return (".".join(parts[first:]) for first in range(len(parts)))
 
 
 # transformers leaves out the keys and values of layers that take those of others.
@@ -277,7 +271,7 @@ def _matcher(targets: object, count: int) -> Matches:
     """PEFT's rule for a list of names, an expression, or all linear modules; what cannot be followed names nothing."""
     if isinstance(targets, list):
         ends = {one for one in targets if isinstance(one, str)}
-        return lambda name: not ends.isdisjoint(_ends(name))
+        return lambda name: not ends.isdisjoint(ends_of(name))
     if not isinstance(targets, str) or not targets:
         return lambda _: False
     if targets.lower() == "all-linear":

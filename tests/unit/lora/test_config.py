@@ -171,6 +171,12 @@ def test_a_rank_that_was_saved_with_a_point_is_the_whole_number_and_a_pattern_ma
     assert read(r=8, rank_pattern={"q": 4}).rewritten == {}
 
 
+def test_no_bias_is_written_as_every_engine_takes_it():
+    """R17: vLLM answers 500 for a bias of null."""
+    assert read(bias=None).rewritten == {"bias": "none"}
+    assert read(bias="none").rewritten == {}
+
+
 NOT_KNOWN = ("use_magic", True), ("magic_config", {"a": 1}), ("magic", "fast"), ("steps", [0])
 
 

@@ -234,10 +234,24 @@ def test_a_module_has_the_value_of_the_first_key_that_is_its_name_or_its_end():
 def test_a_pattern_keeps_its_values_under_new_names():
     """R4: a key for each module that one gives a value, none for the others."""
     renames = {"x.q": "model.q", "x.v": "model.v", "x.long.q": "model.long.q"}
-    assert renamed_pattern({"q": 8}, renames) == {r"model\.long\.q": 8, r"model\.q": 8}
-    assert list(renamed_pattern({"q": 8}, renames)) == [r"model\.long\.q", r"model\.q"]
-    assert renamed_pattern({"k": 8}, renames) == {}
-    assert renamed_pattern({}, renames) == renamed_pattern(None, renames) == {}
+    assert renamed_pattern({"q": 8}, renames, 4) == {r"model\.long\.q": 8, r"model\.q": 8}
+    assert list(renamed_pattern({"q": 8}, renames, 4)) == [r"model\.long\.q", r"model\.q"]
+    assert renamed_pattern({"k": 8}, renames, 4) == {}
+    assert renamed_pattern({}, renames, 4) == renamed_pattern(None, renames, 4) == {}
+
+
+def test_a_key_under_a_new_name_means_no_other_module_that_ends_with_it():
+    """R4: as those of a tower. PEFT and engines take a key for all that ends with it."""
+    renames = {"x.q": "layers.1.q", "tower.q": "tower.layers.1.q", "y.q": "layers.11.q", "k": "k"}
+    written = renamed_pattern({"x.q": 8}, renames, 4)
+    assert written == {r"tower\.layers\.1\.q": 4, r"layers\.1\.q": 8}
+    found = Patterns(written, 4)
+    assert {name: found.value(name) for name in renames.values()} == {
+        "layers.1.q": 8,
+        "tower.layers.1.q": 4,
+        "layers.11.q": 4,
+        "k": 4,
+    }
 
 
 # The places of modules in the base.

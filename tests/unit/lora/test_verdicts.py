@@ -121,10 +121,36 @@ def test_modules_that_a_record_drops_and_weights_of_the_base_are_left_out_and_to
     draft = LLAMA.draft()
     draft.tensors[f"{Q}.base_layer.weight"] = numbers(32, 32)
     draft.tensors[f"{STEM}model.layers.0.self_attn.k_proj.base_layer.weight"] = numbers(16, 32)
+    passed_over = [f"{STEM}model.embed_tokens.base_layer.weight", f"{STEM}lm_head.base_layer.weight"]
+    draft.tensors |= dict.fromkeys(passed_over, numbers(64, 32))
+    refused = sorted(name for name in draft.tensors if name.endswith("_proj.base_layer.weight"))
     verdict = verdict_of(draft, KNOWN)
-    assert (verdict.findings, verdict.changes) == ((), NOTHING)
+    assert (verdict.findings, verdict.changes) == ((), Changes({}, tuple(refused), {}))
     (warning,) = verdict.warnings
-    assert (warning.reason, warning.message.split()[0]) == ("base_layer_ignored", "2")
+    assert (warning.reason, warning.message.split()[0]) == ("base_layer_ignored", "4")
+
+
+@pytest.mark.parametrize(
+    "name", ["lm_head.base_layer.weight", "embed_tokens.base_layer.weight", "wte.base_layer.weight"]
+)
+def test_weights_of_the_base_are_left_out_where_vllm_refuses_a_file_with_them(name):
+    """R17: vLLM passes over those of an embedding and a head below another module alone, and answers 500 for others."""
+    draft = LLAMA.draft()
+    draft.rename(STEM, "")
+    draft.tensors[name] = numbers(64, 32)
+    assert verdict_of(draft).changes.dropped == (name,)
+
+
+@pytest.mark.parametrize("saved", [None, ["classifier"], ["score"], ["score", "classifier"]])
+def test_a_head_that_stands_in_the_file_is_named_in_the_configuration(saved):
+    """R22: vLLM takes it for half a pair else, and answers 500, or with the head of the base."""
+    draft = LLAMA.draft()
+    draft.config["modules_to_save"] = saved
+    draft.tensors |= {f"{STEM}score.modules_to_save.default.{leaf}": numbers(2, 32) for leaf in ("weight", "bias")}
+    is_named = "score" in (saved or ())
+    wanted = {} if is_named else {"modules_to_save": [*(saved or ()), "score"]}
+    assert verdict_of(draft).changes.config == wanted
+    assert verdict_of(draft, drop=["score"]).changes.config == {}
 
 
 @pytest.mark.parametrize(
