@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import stat
 import struct
@@ -185,7 +186,7 @@ class ResolverServer:
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
-            answer = await self._answer(await self._question(connection))
+            answer = await self._answer(connection, await self._question(connection))
             LAZY_QUESTIONS.labels("path" if isinstance(answer, Resolved) else answer.reason).inc()
             async with asyncio.timeout(TRANSFER_SECONDS):
                 await asyncio.get_running_loop().sock_sendall(connection, write_answer(answer))
@@ -203,9 +204,35 @@ class ResolverServer:
         self._table.answer(connection)
         return line
 
-    async def _answer(self, line: bytes) -> Answer:
+    async def _answer(self, connection: socket.socket, line: bytes) -> Answer:
+        """The answer to a line, which counts as given once it is found.
+
+        Raises:
+            ConnectionAbortedError: nobody is there any more to take it.
+        """
         name = read_question(line)
-        return Unresolved("bad_question") if name is None else await self._answers.ask(name)
+        if name is None:
+            return Unresolved("bad_question")
+        asking, leaving = asyncio.create_task(self._answers.ask(name)), asyncio.create_task(_left(connection))
+        try:
+            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise ConnectionAbortedError
+            return asking.result()
+        finally:
+            asking.cancel()
+            leaving.cancel()
+            await asyncio.gather(asking, leaving, return_exceptions=True)
+
+
+async def _left(connection: socket.socket) -> None:
+    """Returns once the other end is closed. Of one that closes half of it, or says more, nothing is known."""
+    with contextlib.suppress(OSError):
+        await asyncio.get_running_loop().sock_recv(connection, 1)
+    poll = select.poll()
+    poll.register(connection, 0)  # only that it was hung up, which is told unasked
+    if not poll.poll(0):
+        await asyncio.Event().wait()
 
 
 async def _line(connection: socket.socket) -> bytes:

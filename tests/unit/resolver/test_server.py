@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,9 +20,12 @@ from sidecar.metrics import CONNECTIONS_CLOSED, LAZY_QUESTIONS
 from sidecar.resolver import server as module
 from sidecar.resolver.server import ResolverServer, SocketFile
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
+from sidecar.vllm_plugin.resolver import ResolverClient
 from tests.simulation.loop import VirtualLoop
 from tests.support.silent import silent_connections
 from tests.support.waiting import eventually
+from tests.support.worlds import path_of
+from tests.unit.resolver.test_resolver import Scene, told
 
 QUESTION = b'{"schema":1,"name":"a","base_model":"/m"}\n'
 
@@ -70,6 +74,76 @@ async def asker(folder, monkeypatch) -> AsyncIterator[Asker]:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     socket_file.close()
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    """One whose adapters a and b are still to be fetched, and who asks for them has time."""
+    scene = Scene(answer_seconds=3600.0)
+    scene.store.gates |= {"of-a": asyncio.Event(), "of-b": asyncio.Event()}
+    async with scene.open():
+        yield scene
+
+
+@pytest.fixture
+async def engine(folder, scene) -> AsyncIterator[ResolverClient]:
+    """The plugin's own client."""
+    socket_file = SocketFile(folder / "s")
+    task = asyncio.create_task(ResolverServer(socket_file.listener, scene.resolver).run())
+    client = ResolverClient(str(folder / "s"))
+    with mock.patch.object(client, "_problem_with", return_value=None):
+        yield client
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    socket_file.close()
+
+
+async def ask_and_leave(engine: ResolverClient, scene: Scene, name: str) -> None:
+    """A client asks for an adapter that is not there yet, and has no patience; vLLM cancels its request."""
+    asking = asyncio.create_task(engine.find(name, "/m"))
+    await eventually(lambda: scene.demand.is_asked(name))
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_who_has_left_is_told_nothing_that_would_count_as_refused(scene, engine):
+    """R9, X3: three who gave up on an adapter while it was fetched, and the engine was said to refuse it."""
+    for _ in range(3):
+        await ask_and_leave(engine, scene, "a")
+        await eventually(lambda: not scene.demand.is_asked("a"))
+    asking = asyncio.create_task(engine.find("a", "/m"))
+    await eventually(lambda: scene.demand.is_asked("a"))
+    scene.store.gates["of-a"].set()
+    assert await asking == told("a")
+    assert scene.demand.troubles.of("a") is None
+    assert scene.told == [("a", path_of("of-a"))]
+
+
+async def test_who_has_left_waits_no_more_and_his_place_is_anothers(scene, engine, monkeypatch):
+    """X3 given-back."""
+    monkeypatch.setattr("sidecar.resolver.resolver.MAX_WAITING", 1)
+    await ask_and_leave(engine, scene, "a")
+    await eventually(lambda: not scene.demand.is_asked("a"))
+    asking = asyncio.create_task(engine.find("b", "/m"))
+    await eventually(lambda: scene.demand.is_asked("b"))
+    scene.store.gates["of-b"].set()
+    assert await asking == told("b")
+
+
+async def test_who_says_no_more_than_his_question_waits_all_the_same(asker):
+    """Half of a connection may be closed, and what is said behind a question is nobody's."""
+    for end in (b"", b"more"):
+        asker.answers.gate.clear()
+        reader, writer = await asyncio.open_unix_connection(asker.path)
+        writer.write(QUESTION + end)
+        if not end:
+            writer.write_eof()
+        await writer.drain()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(), 0.1)
+        asker.answers.gate.set()
+        assert await reader.read() == FOUND
+        writer.close()
 
 
 async def test_one_question_has_one_answer_and_the_connection_ends(asker):
