@@ -122,7 +122,7 @@ def wrapped_pattern_findings(config: AdapterConfig, unwrapped: Mapping[str, str]
 
 
 def renamed_pattern(values: Mapping[str, Value] | None, renames: Mapping[str, str], default: Value) -> dict[str, Value]:
-    """The same values for modules under new names: a key for each, longer names first, since the first match wins.
+    """The same values for modules under new names, see `pattern_of`.
 
     Args:
         values: the pattern as it is.
@@ -130,7 +130,14 @@ def renamed_pattern(values: Mapping[str, Value] | None, renames: Mapping[str, st
         default: value of those that no key gives one.
     """
     patterns: Patterns[Value] = Patterns(values, default)
-    own = {new: patterns.own(old) for old, new in renames.items()}
+    return pattern_of({new: patterns.own(old) for old, new in renames.items()}, default)
+
+
+def pattern_of(own: Mapping[str, Value | None], default: Value) -> dict[str, Value]:
+    """A pattern by which modules have these values, and the default where that is None.
+
+    It has a key for each, longer names first, since the first match wins.
+    """
     # A key means whatever ends with its name, too.
     meant = [name for name in own if any(own.get(end) is not None for end in ends_of(name))]
     ordered = sorted(meant, key=lambda name: (-len(name), name))

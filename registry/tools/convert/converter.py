@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -15,7 +14,7 @@ from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
 from registry.lora.directory import Opened
 from registry.lora.findings import CannotPublish
 from registry.lora.json_files import json_object
-from registry.lora.modules import Patterns
+from registry.lora.modules import Patterns, pattern_of
 from registry.lora.tensor_names import TensorName, TensorPart, entry_of
 from registry.tools.convert.arithmetic import (
     First,
@@ -201,12 +200,13 @@ def _others(places: Mapping[str, Place], task: Task, options: ConversionOptions)
 def new_config(content: bytes, outcomes: Sequence[ModuleOutcome]) -> bytes:
     """The configuration under which the new pairs have their scales: alpha / r of each module."""
     common = max(outcomes, key=lambda one: one.rank)
-    named = sorted(outcomes, key=lambda one: (-len(one.module), one.module))
+    ranks = {one.module: one.rank if one.rank != common.rank else None for one in outcomes}
+    alphas = {one.module: one.alpha if one.alpha != common.alpha else None for one in outcomes}
     fields = {
         "r": common.rank,
         "lora_alpha": common.alpha,
-        "rank_pattern": {re.escape(one.module): one.rank for one in named if one.rank != common.rank},
-        "alpha_pattern": {re.escape(one.module): one.alpha for one in named if one.alpha != common.alpha},
+        "rank_pattern": pattern_of(ranks, common.rank),
+        "alpha_pattern": pattern_of(alphas, common.alpha),
         "init_lora_weights": True,
         "use_dora": False,
         "use_rslora": False,

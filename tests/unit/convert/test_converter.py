@@ -340,7 +340,7 @@ def outcome(module: str, rank: int, alpha: float) -> ModuleOutcome:
 
 
 def test_a_configuration_says_of_each_module_what_differs_from_the_most(numeric):
-    """The longest names come first: PEFT takes the first pattern that a module's name ends with."""
+    """PEFT takes the first key that a name ends with: the longest come first, also where a shorter one has a key."""
     outcomes = [
         outcome("proj", 2, 2),
         outcome("b.proj", 4, 4),
@@ -352,14 +352,14 @@ def test_a_configuration_says_of_each_module_what_differs_from_the_most(numeric)
     assert made == {
         "r": 8,
         "lora_alpha": 8,
-        "rank_pattern": {r"a\.proj": 4, r"b\.proj": 4, "proj": 2},
-        "alpha_pattern": {r"c\.b\.proj": 16, r"b\.proj": 4, "proj": 2},
+        "rank_pattern": {r"c\.a\.proj": 8, r"c\.b\.proj": 8, r"a\.proj": 4, r"b\.proj": 4, "proj": 2},
+        "alpha_pattern": {r"c\.a\.proj": 8, r"c\.b\.proj": 16, r"a\.proj": 8, r"b\.proj": 4, "proj": 2},
         "init_lora_weights": True,
         "use_dora": False,
         "use_rslora": False,
         "peft_type": "LORA",
     }
-    assert list(made["alpha_pattern"]) == [r"c\.b\.proj", r"b\.proj", "proj"]
+    assert list(made["alpha_pattern"]) == [r"c\.a\.proj", r"c\.b\.proj", r"a\.proj", r"b\.proj", "proj"]
 
 
 def test_a_half_without_its_other_is_no_pair(numeric, tmp_path):
