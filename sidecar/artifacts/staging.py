@@ -39,6 +39,11 @@ def origin_of(uri: str) -> str:
     return f"{scheme}://{authority}/{path.partition('/')[0]}" if scheme == "file" else f"{scheme}://{authority}"
 
 
+def group_of(stage: Stage) -> _Group:
+    """Origin and tenant of a staging, which stand in each other's way."""
+    return origin_of(stage.ref.uri), tenant_of(stage.name)
+
+
 @dataclass(eq=False, slots=True)
 class Turn:
     """One staging, waiting or at work.
@@ -60,8 +65,7 @@ class Turn:
     tenant: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.origin = origin_of(self.stage.ref.uri)
-        self.tenant = tenant_of(self.stage.name)
+        self.origin, self.tenant = group_of(self.stage)
 
     def worked(self, now: float) -> float:
         """Seconds of its present turn."""

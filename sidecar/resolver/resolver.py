@@ -17,7 +17,7 @@ import structlog
 from registry.model.names import name_key
 from registry.runtime.clock import Clock
 from registry.sources.base import ArtifactError, SourceUnchanged
-from sidecar.artifacts.staging import Staging
+from sidecar.artifacts.staging import Staging, group_of
 from sidecar.artifacts.types import ArtifactStore, Stage, Staged
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.desired.mailbox import Mailbox, heard_within
@@ -41,7 +41,8 @@ CROWDED = (
     "there is room for fewer lazy adapters than have requests at once: raise the engine's --max-cpu-loras, or start "
     "more replicas"
 )
-MAX_STAGING = 64
+# So many are brought in at once of one origin and tenant, which then wait for each other, and so many of all.
+MAX_STAGING_OF_GROUP, MAX_STAGING = 64, 1024
 NO_ROOM: Final = "no_room"
 # Anybody can cause these with any name, so that they are counted and not logged.
 _SAID_OF_ANY_NAME = frozenset({"unknown_adapter", "not_lazy", "not_ready"})
@@ -69,6 +70,11 @@ class _NotYet:
     """No answer yet; `reason` is what is said if there is none in time."""
 
     reason: NoReason
+
+
+def _is_full(staging: Staging, stage: Stage) -> bool:
+    groups = [group_of(one) for one in staging.in_progress.values()]
+    return len(groups) >= MAX_STAGING or groups.count(group_of(stage)) >= MAX_STAGING_OF_GROUP
 
 
 def _resolved(adapter: DesiredAdapter, staged: Staged, terms: ServingLimits) -> Resolved:
@@ -249,7 +255,10 @@ class Resolver:
         if failure != self._demand.troubles.of(adapter.key):
             self._demand.troubles.note(adapter.key, failure)
             self._means.mailbox.wake()
-        return Unresolved("refused") if failure.retry_at is None else _NotYet("staging")
+        if failure.retry_at is None:
+            return Unresolved("refused")
+        is_soon = failure.retry_at <= self._clock.monotonic() + self._answer_seconds
+        return _NotYet("staging") if is_soon else Unresolved("staging")
 
     def _serve(self, adapter: DesiredAdapter, told: Resolved, now: float) -> Answer | _NotYet:
         if self._demand.refusal(adapter, told.path, now) is not None:
@@ -274,9 +283,10 @@ class Resolver:
         staging = self._staging
         if staging is None:
             return Unresolved("not_ready")
-        if adapter.ref not in staging.in_progress and len(staging.in_progress) >= MAX_STAGING:
+        stage = Stage(name, adapter.ref, adapter.request_id)
+        if adapter.ref not in staging.in_progress and _is_full(staging, stage):
             return Unresolved("staging")
-        staging.start([Stage(name, adapter.ref, adapter.request_id)])
+        staging.start([stage])
         return _NotYet("staging")
 
     def _staging_failed(self, stage: Stage, error: ArtifactError | SourceUnchanged) -> None:

@@ -152,12 +152,13 @@ async def test_128_questions_wait_and_one_more_when_one_has_its_answer(scene):
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_64_are_brought_in_at_once_and_who_asks_for_one_of_them_waits_for_it(scene):
-    """R16 bounded, R8."""
+@pytest.mark.parametrize(("place", "count"), [("file:///a", 63), ("s3://{}", 1023)])
+async def test_so_many_are_brought_in_at_once_and_who_asks_for_one_of_them_waits_for_it(scene, place, count):
+    """R16 bounded, R8: of one origin and tenant, and of all."""
     hold(scene, "of-a")
     staging = scene.resolver._staging
     assert staging is not None
-    others = (Stage("other", ArtifactRef(f"file:///others/{number}", None), "") for number in range(63))
+    others = (Stage("other", ArtifactRef(f"{place.format(n)}/{n}", None), "") for n in range(count))
     staging.in_progress |= {one.ref: one for one in others}
     first = asyncio.create_task(scene.resolver.ask("a"))
     await eventually(lambda: scene.demand.is_asked("a"))
@@ -166,6 +167,26 @@ async def test_64_are_brought_in_at_once_and_who_asks_for_one_of_them_waits_for_
     await eventually(lambda: scene.demand._open["a"] == 2)
     scene.store.gates["of-a"].set()
     assert await asyncio.gather(first, second) == [told("a")] * 2
+
+
+async def test_who_fills_the_queue_of_one_source_or_tenant_keeps_no_other_from_being_brought_in(scene):
+    """R8, R19: as while the bucket of one tenant hangs."""
+    staging = scene.resolver._staging
+    assert staging is not None
+    of_source = [Stage("other", ArtifactRef(f"s3://slow/{n}", None), "") for n in range(64)]
+    of_tenant = [Stage("acme/other", ArtifactRef(f"file:///a/acme/{n}", None), "") for n in range(64)]
+    staging.in_progress |= {one.ref: one for one in (*of_source, *of_tenant)}
+    assert await scene.resolver.ask("a") == told("a")
+
+
+@virtual
+@pytest.mark.parametrize(("pause", "waited"), [(60.0, 0.0), (24.0, 25.0)])
+async def test_nobody_waits_for_what_is_not_tried_again_meanwhile(pause, waited):
+    """R8: those who wait for what does not come would take the places of all others."""
+    async with Scene().open() as scene:
+        errors = [ArtifactError("rate_limited", "later", pause_seconds=pause) for _ in range(9)]
+        scene.store.errors = {"of-a": errors}
+        assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), waited)
 
 
 async def test_what_somebody_touched_in_the_store_is_proven_again_before_it_is_told(scene):
