@@ -39,9 +39,9 @@ def origin_of(uri: str) -> str:
     return f"{scheme}://{authority}/{path.partition('/')[0]}" if scheme == "file" else f"{scheme}://{authority}"
 
 
-def group_of(stage: Stage) -> _Group:
-    """Origin and tenant of a staging, which stand in each other's way."""
-    return origin_of(stage.ref.uri), tenant_of(stage.name)
+def group_of(name: str, ref: ArtifactRef) -> _Group:
+    """Origin and tenant of an adapter: those of one group wait for each other."""
+    return origin_of(ref.uri), tenant_of(name)
 
 
 @dataclass(eq=False, slots=True)
@@ -65,7 +65,7 @@ class Turn:
     tenant: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.origin, self.tenant = group_of(self.stage)
+        self.origin, self.tenant = group_of(self.stage.name, self.stage.ref)
 
     def worked(self, now: float) -> float:
         """Seconds of its present turn."""

@@ -8,6 +8,7 @@ which takes no lock: what the loop found out of the process before it, as which 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -36,7 +37,8 @@ ANSWER_SECONDS = 25.0
 LOOK_SECONDS = 0.25
 # So long something may be fetched that nobody wants any more.
 UNWANTED_SECONDS = 5.0
-MAX_WAITING = 128
+# The plugin has 64 questions open at most: those about what one origin and tenant wait for leave some to others.
+MAX_WAITING_OF_GROUP, MAX_WAITING = 48, 128
 CROWDED = (
     "there is room for fewer lazy adapters than have requests at once: raise the engine's --max-cpu-loras, or start "
     "more replicas"
@@ -73,8 +75,8 @@ class _NotYet:
 
 
 def _is_full(staging: Staging, stage: Stage) -> bool:
-    groups = [group_of(one) for one in staging.in_progress.values()]
-    return len(groups) >= MAX_STAGING or groups.count(group_of(stage)) >= MAX_STAGING_OF_GROUP
+    groups = [group_of(one.name, one.ref) for one in staging.in_progress.values()]
+    return len(groups) >= MAX_STAGING or groups.count(group_of(stage.name, stage.ref)) >= MAX_STAGING_OF_GROUP
 
 
 def _resolved(adapter: DesiredAdapter, staged: Staged, terms: ServingLimits) -> Resolved:
@@ -109,7 +111,7 @@ class Resolver:
         self._expect = expect
         self._answer_seconds = answer_seconds
         self._staging: Staging | None = None
-        self._waiting = 0
+        self._waiting = Counter[tuple[str, str]]()
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -154,14 +156,15 @@ class Resolver:
         answer = self._consider(name, asker)
         if not isinstance(answer, _NotYet):
             return answer
-        if self._waiting >= MAX_WAITING:
+        group = group_of(name, found[0].ref) if isinstance(found, tuple) else ("", "")
+        if self._waiting[group] >= MAX_WAITING_OF_GROUP or self._waiting.total() >= MAX_WAITING:
             return Unresolved(answer.reason)
-        self._waiting += 1
+        self._waiting[group] += 1
         try:
             with self._demand.asking(name_key(name)):
                 return await self._wait(name, asker, answer, until)
         finally:
-            self._waiting -= 1
+            self._waiting -= Counter([group])
             self._means.mailbox.wake()  # what was not called while the question was open may be now
 
     async def _asker(self) -> str:

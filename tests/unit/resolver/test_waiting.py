@@ -137,19 +137,39 @@ async def test_a_wait_is_over_when_its_time_is_whatever_else_happens_then(scene,
         assert (failure.retry_at, failure.since, failure.incarnation) == (25.0, 25.0, None)
 
 
-async def test_128_questions_wait_and_one_more_when_one_has_its_answer(scene):
-    """R16 bounded."""
+@pytest.mark.parametrize(("of_all", "most"), [(128, 48), (5, 5)])
+async def test_so_many_questions_wait_and_one_more_when_one_has_its_answer(scene, monkeypatch, of_all, most):
+    """R16 bounded: of one origin and tenant, and of all."""
+    monkeypatch.setattr("sidecar.resolver.resolver.MAX_WAITING", of_all)
     hold(scene, "of-a")
-    waiting = [asyncio.create_task(scene.resolver.ask("a")) for _ in range(128)]
-    await eventually(lambda: scene.demand._open["a"] == 128)
+    waiting = [asyncio.create_task(scene.resolver.ask("a")) for _ in range(most)]
+    await eventually(lambda: scene.demand._open["a"] == most)
     assert await scene.resolver.ask("a") == Unresolved("staging")
     waiting.pop().cancel()
-    await eventually(lambda: scene.demand._open["a"] == 127)
+    await eventually(lambda: scene.demand._open["a"] == most - 1)
     waiting.append(asyncio.create_task(scene.resolver.ask("a")))
-    await eventually(lambda: scene.demand._open["a"] == 128)
+    await eventually(lambda: scene.demand._open["a"] == most)
     for one in waiting:
         one.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+    assert not scene.resolver._waiting
+
+
+async def test_questions_about_one_tenants_adapters_leave_room_for_others(monkeypatch):
+    """R8, R19: as while its bucket hangs."""
+    monkeypatch.setattr("sidecar.resolver.resolver.MAX_WAITING_OF_GROUP", 1)
+    scene = Scene()
+    scene.informer.apply(20, [put("acme/x", 20, source="of-x", load="lazy")])
+    scene.post()
+    scene.look()
+    async with scene.open():
+        hold(scene, "of-a", "of-x")
+        asking = [asyncio.create_task(scene.resolver.ask(name)) for name in ("a", "acme/x")]
+        await eventually(lambda: len(scene.demand._open) == 2)
+        assert await scene.resolver.ask("b") == Unresolved("staging")
+        scene.store.gates["of-x"].set()
+        assert await asking.pop() == told("acme/x", source="of-x")
+        asking.pop().cancel()
 
 
 @pytest.mark.parametrize(("place", "count"), [("file:///a", 63), ("s3://{}", 1023)])
