@@ -102,7 +102,6 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
             TypeError: `publish` has something that `Registry.publish` does not take.
         """
         _check(every, keep_last_n, on_error, publish)
-        self.last_error: Exception | None = None
         self._name, self._pool, self._every, self._keep, self._wait = name, pool, every, keep_last_n, wait
         self._raises, self._promote, self._withdraws = on_error == "raise", promote, withdraw_at_end
         self._starts = at_start
@@ -119,7 +118,8 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         self._begin()
 
     def _begin(self) -> None:
-        """Knows nothing of a run before: its steps have the numbers of this one's."""
+        """Knows nothing of a run before: its steps have the numbers of this one's, and its failure has ended it."""
+        self.last_error: Exception | None = None
         self.published: Published | None = None
         self._evaluated: tuple[int, Metrics] = (-1, {})
         self.published_step, self._good_step, self._promoted_step = -1, -2, -3
@@ -276,7 +276,9 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         self._unsettled.add(version.folder)
         if self._kept_labels is None:
             try:
-                self._kept_labels = dict(registry.get(self._name, self._pool).labels)
+                labels = registry.get(self._name, self._pool).labels
+                # What an evaluation of another run's version found holds of no other weights.
+                self._kept_labels = {name: value for name, value in labels.items() if not name.startswith("eval_")}
             except NotFound:
                 self._kept_labels = {}
         labels = {**self._kept_labels, **version.labels}
@@ -346,6 +348,7 @@ def _save(model: Any, folder: Path) -> None:  # noqa: ANN401 - a model of peft
 def _fill_whole(folder: Path, fill: Callable[[Path], None]) -> None:
     """Fills a folder that is there as a whole, or not at all. Raises what `fill` raises."""
     new = folder.with_name(f"{folder.name}.{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed: in containers all have the same number
     new.mkdir(parents=True)
     try:
         fill(new)

@@ -44,6 +44,7 @@ _OPTIONS = (
     # Beyond these, ever more of the new ones are cancelled at once; clients try them again.
     ("grpc.server.max_pending_requests", 256),
     ("grpc.server.max_pending_requests_hard_limit", 512),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients ask every 10 s whether their connection lives
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server that gets half of the calls
 )
 

@@ -72,6 +72,14 @@ def _nothing() -> None:
     """Does nothing."""
 
 
+def checked_seconds(timeout_seconds: float) -> float:
+    """The same. Raises InvalidArgument: it is no time that a call can have, and would not end, or before it began."""
+    if timeout_seconds >= 0:
+        return timeout_seconds
+    message = f"timeout_seconds={timeout_seconds!r}: write seconds, 0 or more"
+    raise InvalidArgument(Reason.INVALID_FIELD, message, field="timeout_seconds")
+
+
 def _is_over(patience_seconds: float | None, since: float) -> bool:
     return patience_seconds is not None and time.monotonic() - since >= patience_seconds
 
@@ -94,8 +102,8 @@ class AdminCalls:
         token: where the token comes from that is shown with each call; None: none is.
 
     Raises:
-        InvalidArgument: `address` is none, a certificate is without its key, a file of `tls` cannot be used, or others
-            could read the token.
+        InvalidArgument: `address` is none, `timeout_seconds` is no time, a certificate is without its key, a file of
+            `tls` cannot be used, or others could read the token.
     """
 
     def __init__(
@@ -107,6 +115,7 @@ class AdminCalls:
         token: TokenSource | None = None,
     ) -> None:
         check_address(address)
+        self.timeout_seconds = checked_seconds(timeout_seconds)
         self._token = _bearer(token, is_private=bool(tls) or is_of_this_host(address))
         self.address = address
         # Whether a call was answered, so that somebody is known to be there.
@@ -117,7 +126,6 @@ class AdminCalls:
         self._pem = self._newest_pem()
         self._closing: set[asyncio.Task[None]] = set()
         self.channel = _open(address, self._pem)
-        self.timeout_seconds = timeout_seconds
         self.errors = CallErrors(address, remedies or {})
 
     async def unary(
@@ -225,6 +233,7 @@ class AdminCalls:
             RegistryError: as the admin service refused it.
         """
         failures, broken_at = 0, 0.0
+        checked_seconds(patience_seconds or 0.0)
         while True:
             begun()
             asked_seconds = 0.0
@@ -274,7 +283,7 @@ class AdminCalls:
             RegistryError: of the last attempt.
         """
         begun = time.monotonic()
-        end = begun + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        end = begun + (self.timeout_seconds if timeout_seconds is None else checked_seconds(timeout_seconds))
         failures = 0
         trouble: HandshakeTrouble | None = None
         while True:

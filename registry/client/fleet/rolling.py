@@ -30,7 +30,7 @@ from registry.client.contexts import connection_of
 from registry.client.credentials import TokenSource
 from registry.client.publication import fitting
 from registry.client.residency import Follower, Residence
-from registry.client.transport import AdminCalls
+from registry.client.transport import AdminCalls, checked_seconds
 from registry.model.errors import NotFound, PermissionDenied, ResourceExhausted, Unavailable
 from registry.v1 import registry_pb2 as pb
 
@@ -93,7 +93,7 @@ class RolloutCalls:
             Unavailable: it is not served in time, or the admin service was not reached.
             RegistryError: as the admin service refused it otherwise.
         """
-        await self._served(adapter, timeout_seconds)
+        await self._served(adapter, checked_seconds(timeout_seconds))
 
     async def retry(
         self,
@@ -238,7 +238,7 @@ class RolloutCalls:
         return replace(one, model=serving[0].model if serving else "", engine_urls=urls)
 
     def _limit(self, timeout_seconds: float | None) -> TimeLimit:
-        total_seconds = WAIT_SECONDS if timeout_seconds is None else timeout_seconds
+        total_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         now = asyncio.get_running_loop().time
         return TimeLimit(now() + total_seconds, self._calls.timeout_seconds if timeout_seconds is None else inf, now)
 

@@ -477,6 +477,21 @@ def test_a_call_has_half_a_minute_unless_somebody_says_otherwise(
     assert scene == "wait" or max(admin.channels[0].timeouts) <= 10.0
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+@pytest.mark.parametrize("scene", [*SCENES, "residency", "the connection"])
+async def test_what_is_no_time_is_refused_before_anything_is_asked(admin, address, scene, seconds):
+    """R16 bounded: a call that is given nan would be repeated for ever, and -1 is not without an end."""
+    async with AsyncRegistry(address) as registry:
+        with pytest.raises(InvalidArgument, match="write seconds, 0 or more") as refused:
+            if scene == "residency":
+                await anext(registry.residency("p", timeout_seconds=seconds))
+            elif scene == "the connection":
+                AsyncRegistry(address, timeout_seconds=seconds)
+            else:
+                await SCENES[scene](registry, timeout_seconds=seconds)
+    assert (refused.value.field, admin.requests) == ("timeout_seconds", [])
+
+
 @pytest.mark.parametrize("taken", [2.0, 60.0])
 def test_replicas_are_waited_for_in_what_is_left_of_the_time(monkeypatch, admin, on_virtual_time, taken):
     """For the change and for the replicas together; where the change took all of it, not a moment."""

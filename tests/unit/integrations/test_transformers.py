@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import sys
@@ -128,7 +129,7 @@ def test_each_checkpoint_is_published_with_step_run_and_metrics(make, client, tm
 
     The end of the run deletes the adapter if that is wanted.
     """
-    client.labels, withdraws = {"team": "bi", "step": "old"}, bool(adapter)
+    client.labels, withdraws = {"team": "bi", "step": "old", "eval_loss": "of another run"}, bool(adapter)
     callback = make(labels={"by": "me"}, load="lazy", ttl="7d", withdraw_at_end=withdraws)
     trainer = PlayedTrainer(callback, tmp_path, adapter=adapter).begin()
     trainer.state.log_history = [{"of_before": 9.0}, {"epoch": 0.0}]
@@ -261,6 +262,21 @@ def test_who_wants_a_run_to_end_by_it_says_so(make, client, tmp_path):
         trainer.step()
     with pytest.raises(Unavailable):
         trainer.end()
+
+
+def test_a_run_after_one_that_failed_begins_anew(make, client, tmp_path):
+    """As in a notebook, once the registry is back; a process that was killed amid a copy leaves one."""
+    client.failure = Unavailable(Reason.DEADLINE_EXCEEDED, "no answer")
+    trainer = PlayedTrainer(make(on_error="raise"), tmp_path).begin()
+    trainer.step()
+    with pytest.raises(Unavailable):
+        trainer.step()
+    client.failure = None
+    (tmp_path / "loraplane" / f"step-3.{os.getpid()}").mkdir()
+    trainer.begin().step()
+    trainer.step()
+    trainer.end()
+    assert [folder.name for folder, _, _ in client.versions] == ["step-3", "step-4"]
 
 
 def test_a_slow_registry_holds_no_step_up_and_gets_the_newest_version_next(module, client, tmp_path, monkeypatch):
