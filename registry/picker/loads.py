@@ -78,15 +78,22 @@ class QueueWatch:
                 await asyncio.sleep(self._seconds)
 
     async def _look(self, client: httpx.AsyncClient, address: str) -> float:
-        """The length of one queue; 0: it is not known."""
+        """The length of one queue; where it cannot be read, what it was: the busiest engine is the last to answer."""
+        known = self._loads.queues.get(address, 0.0)
         try:
-            async with self._places, client.stream("GET", f"http://{address}/metrics") as response:
-                page = b""
-                async for part in response.aiter_bytes():
-                    page += part
-                    if len(page) > _MAX_PAGE_BYTES:
-                        return 0.0
+            async with self._places, asyncio.timeout(_TIMEOUT_SECONDS):
+                page = await self._page(client, address)
             length = sum(float(one) for one in self._line.findall(page.decode(errors="replace")))
-            return length if math.isfinite(length) else 0.0  # of what is no number none is the least
-        except (httpx.HTTPError, ValueError):
-            return 0.0
+        except (httpx.HTTPError, TimeoutError, ValueError):
+            return known
+        return length if math.isfinite(length) else known  # of what is no number none is the least
+
+    async def _page(self, client: httpx.AsyncClient, address: str) -> bytes:
+        """Metrics of an engine. Raises ValueError: there are too many; httpx.HTTPError: it has none."""
+        page = b""
+        async with client.stream("GET", f"http://{address}/metrics") as response:
+            async for part in response.raise_for_status().aiter_bytes():
+                page += part
+                if len(page) > _MAX_PAGE_BYTES:
+                    raise ValueError(address)
+        return page

@@ -182,7 +182,12 @@ def names_to_resolve(residency: PoolResidency, ready: Iterable[ReadyReplica]) ->
 def seen_since(
     seen: Mapping[str, tuple[SeenGeneration, ...]], before: PoolResidency, now: PoolResidency
 ) -> Mapping[str, tuple[SeenGeneration, ...]]:
-    """Earlier generations with those that ended from one state to the next; names that are gone are forgotten."""
+    """Earlier generations with those that ended from one state to the next; names that are gone are forgotten.
+
+    So is all of a store that was set back: its revisions come again, with other generations.
+    """
+    if now.revision < before.revision:
+        return {}
     found = {name: kept for name, kept in seen.items() if name in now.adapters}
     for name, adapter in now.adapters.items():
         old = before.adapters.get(name)

@@ -73,6 +73,7 @@ def test_generations_that_ended_are_remembered_until_a_name_goes():
     assert [known.least_generation(sql, revision) for revision in (1, 3, 4, 8)] == [1, 1, 2, 2]
     assert seen_since(seen, second, PoolResidency(9, {})) == {}
     assert seen_since(seen, second, PoolResidency(9, {"sql": adapter(generation=1)})) == seen
+    assert seen_since(seen, second, PoolResidency(7, {"sql": adapter(generation=1)})) == {}, "a store that was restored"
     for generation in range(3, 15):
         before, second = second, PoolResidency(generation * 10, {"sql": adapter(generation=generation)})
         seen = seen_since(seen, before, second)
