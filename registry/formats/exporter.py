@@ -8,7 +8,8 @@ Each format is what one router reads, and holds exactly what that router can act
 - ``inferencemodelrewrite``: from an adapter's name to the versioned names that serve it, by how many replicas do; it is
   how a canary of a pool with versioned names gets its share.
 - ``production-stack-json``: the static back ends of vLLM's production-stack router, once for each model of each.
-- ``litellm``: the ``model_list`` of a LiteLLM proxy, a wildcard for each replica; our callback chooses among them.
+- ``litellm``: the ``model_list`` of a LiteLLM proxy, a wildcard for each replica, and its base; our callback chooses
+  among the wildcards.
 
 What a format has no room for is told as a note and left out; nothing is guessed. The text of equal states is the same.
 """
@@ -168,12 +169,13 @@ def _production_stack(pools: Pools) -> ExportedConfig:
 def _litellm(pools: Pools) -> ExportedConfig:
     deployments = [
         {
-            "model_name": "*",
-            "litellm_params": {"model": "hosted_vllm/*", "api_base": f"{replica.url.rstrip('/')}/v1"},
-            "model_info": {"id": f"{pool.name}/{replica.name}"},
+            "model_name": model,
+            "litellm_params": {"model": f"hosted_vllm/{model}", "api_base": f"{replica.url.rstrip('/')}/v1"},
+            "model_info": {"id": "/".join((pool.name, replica.name, *([] if model == "*" else [model])))},
         }
         for pool in pools
         for replica in pool.replicas
+        for model in ("*", *pool.base_models)  # a wildcard would take those to replicas of other pools
     ]
     return ExportedConfig(_yaml({"model_list": deployments}))
 

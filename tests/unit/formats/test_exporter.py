@@ -110,14 +110,15 @@ def test_a_static_back_end_stands_there_once_for_each_of_its_models():
     assert len(pairs) == 10
 
 
-def test_a_litellm_proxy_has_a_wildcard_for_each_replica():
-    found = yaml.safe_load(export_as(ExportFormat.LITELLM, [POOL]).text)["model_list"]
-    assert [one["litellm_params"]["api_base"] for one in found] == [
-        "http://10.0.0.1:8000/v1",
-        "https://10.0.0.2/v1",
-        "http://engine:8000/v1",
-    ]
-    assert {one["model_name"] for one in found} == {"*"}
+def test_a_litellm_proxy_has_a_wildcard_for_each_replica_and_its_base():
+    """LiteLLM asks any wildcard for a name that it does not know: for that of a base, replicas of other pools too."""
+    found = yaml.safe_load(export_as(ExportFormat.LITELLM, [POOL, EMPTY]).text)["model_list"]
+    places = ["http://10.0.0.1:8000/v1", "https://10.0.0.2/v1", "http://engine:8000/v1"]
+    for name in ("*", "qwen", "qwen-chat"):
+        of_name = [one["litellm_params"] for one in found if one["model_name"] == name]
+        assert of_name == [{"model": f"hosted_vllm/{name}", "api_base": place} for place in places]
+    ids = [one["model_info"]["id"] for one in found]
+    assert (ids[:3], len(set(ids))) == (["qwen/r1", "qwen/r1/qwen", "qwen/r1/qwen-chat"], 9)
     assert found[0]["model_info"]["id"] == "qwen/r1"
 
 
