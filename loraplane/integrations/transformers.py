@@ -39,6 +39,9 @@ _CONFIG = "adapter_config.json"
 _OWN = frozenset({"self", "source", "name", "pool", "labels", "wait", "replace", "request_id"})
 _OF_ONE_VERSION = frozenset({"upload", "digest", "signature", "expect"})
 _MOST_METRICS = 12
+# As the registry takes labels.
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MOST_LABEL_CHARACTERS = 256
 _RESIDENCY_SECONDS = 10.0
 Metrics = Mapping[str, float]
 
@@ -213,8 +216,11 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
             newest |= self._evaluated[1]
         numbers = [(name, value) for name, value in newest.items() if isinstance(value, int | float)]
         numbers = [one for one in numbers if not one[0].endswith(("_runtime", "_per_second"))]
-        metrics = {re.sub(r"[^A-Za-z0-9._-]", "_", name): f"{value:.6g}" for name, value in numbers[-_MOST_METRICS:]}
-        return {**metrics, **self._labels, "step": str(state.global_step), "run": self._run}
+        named = [(re.sub(r"[^A-Za-z0-9._-]", "_", name), value) for name, value in numbers]
+        # With a name that is none for a label the whole version would be refused; cut short, it may be another's.
+        fitting = [(name, f"{value:.6g}") for name, value in named if _LABEL.fullmatch(name)]
+        own = {"step": str(state.global_step), "run": self._run[:_MOST_LABEL_CHARACTERS]}
+        return {**dict(fitting[-_MOST_METRICS:]), **self._labels, **own}
 
     def _start(self) -> None:
         """Wakes the thread, which is made when there is something for it to do."""

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from loraplane import AdapterResidency, NotFound, PoolResidency, Published, Reason, Residence, State, Unavailable
+from registry.model.records import AdapterSpec
 
 LORA = SimpleNamespace(peft_config={"default": SimpleNamespace(peft_type="PeftType.LORA")})
 
@@ -194,6 +195,15 @@ def test_of_several_adapters_of_a_model_the_default_one_is_published(make, clien
     trainer.step(saves=False)
     [(folder, _, _)] = client.versions
     assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_what_the_registry_takes_no_label_of_keeps_no_version_back(make, client, tmp_path):
+    """As a reward function with a long name, in TRL's metrics."""
+    trainer = PlayedTrainer(make(run="r" * 300), tmp_path).begin()
+    trainer.step(metrics={f"rewards/{'f' * 60}/mean": 1.0, "_own": 2.0, "rewards/f/mean": 0.5})
+    [(_, labels, _)] = client.versions
+    assert labels == {"step": "1", "run": "r" * 256, "loss": "0.5", "rewards_f_mean": "0.5"}
+    assert AdapterSpec(source={"uri": "s3://b/v1"}, labels=labels).labels == labels
 
 
 def test_of_many_metrics_the_newest_are_labels(make, client, tmp_path):
