@@ -12,8 +12,8 @@ callback leaves those whose engine serves the model that is asked for, by the re
   and LiteLLM says so. So it is with a name that was deleted: the engine's 404 would make LiteLLM pause a good replica.
 - ``metadata: {"loraplane_generation": 3}`` in a request asks for one generation, and no other will do.
 - Any other model, as the base, is LiteLLM's own matter: nothing is left out.
-- While the registry is out of reach the last state counts. Before there is one, requests wait a moment; then all
-  deployments are left (`fail_open`), or none.
+- While the registry is out of reach the last state counts. Before there is one of each pool, requests wait a moment,
+  and a warning is logged; then for a name that is not known all deployments are left (`fail_open`), or none.
 
 This module imports the client and LiteLLM, and nothing else.
 """
@@ -21,8 +21,9 @@ This module imports the client and LiteLLM, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from loraplane import AsyncRegistry, PoolResidency, RegistryError
 
+_log = logging.getLogger(__name__)
 # Requests wait so long for a first state, once.
 FIRST_SECONDS = 5.0
 # After a refusal the registry is asked again.
@@ -70,7 +72,7 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
             registry: address of the admin service, or what makes a client of it, such as
                 ``lambda: AsyncRegistry("admin:7600", tls=…, token=…)``.
             pools: whose adapters are routed.
-            fail_open: whether all deployments are left as long as nothing is known of a pool.
+            fail_open: whether all deployments are left for a name that is not known, as long as some pool is not.
             first_seconds: for how long a request waits until something is.
 
         Raises:
@@ -99,10 +101,10 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
     ) -> list[Deployment]:
         """The deployments whose engine serves the model; see the module."""
         await self._known()
-        if not all(pool.known.is_set() for pool in self._pools.values()):
-            return healthy_deployments if self._fail_open else []
         asked = _plain(_asked(model, request_kwargs))
         found = [pool.models[asked] for pool in self._pools.values() if asked in pool.models]
+        if not found and self._unknown():
+            return healthy_deployments if self._fail_open else []
         if not found:
             return [] if asked in self._gone else healthy_deployments
         engines = {url: generation for one in found for url, generation in one.items()}
@@ -116,6 +118,10 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
             await asyncio.wait([self._following])
             self._following = None
 
+    def _unknown(self) -> list[str]:
+        """Pools of which there is no state yet."""
+        return [name for name, pool in self._pools.items() if not pool.known.is_set()]
+
     async def _known(self) -> None:
         """Follows the registry in this event loop, and waits a moment for its first word."""
         loop = asyncio.get_running_loop()
@@ -125,13 +131,16 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
             self._following = loop.create_task(self._follow(), name="loraplane routing")
             self._has_waited = False
         if not self._has_waited:
-            known = asyncio.gather(*(pool.known.wait() for pool in self._pools.values()))
+            known = loop.create_task(_all_known(self._pools.values()))
             # Where it cannot even connect, as with files that are not there, nothing is waited for.
-            ends: set[asyncio.Future[Any]] = {known, self._following}
+            ends = {known, self._following}
             try:
                 await asyncio.wait(ends, timeout=self._first_seconds, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 known.cancel()
+            if (unknown := self._unknown()) and not self._has_waited:
+                left = "no deployment is" if not self._fail_open else "all deployments are"
+                _log.warning("LoraPlane: nothing is heard of %s; until then %s left", ", ".join(unknown), left)
             self._has_waited = True
 
     async def _follow(self) -> None:
@@ -141,12 +150,15 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
 
     async def _follow_pool(self, registry: AsyncRegistry, name: str, pool: _Pool) -> None:
         """One that is refused, as a pool that is not made yet, is asked for again; the last state counts meanwhile."""
+        told = ""
         while True:
             try:
                 async with aclosing(registry.residency(name)) as states:
                     async for state in states:
                         self._take(pool, state)
-            except RegistryError:
+            except RegistryError as error:
+                if told != (told := str(error)):
+                    _log.warning("LoraPlane: cannot follow pool %s: %s", name, told)
                 await asyncio.sleep(AGAIN_SECONDS)
 
     def _take(self, pool: _Pool, state: PoolResidency) -> None:
@@ -159,6 +171,11 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
             self._gone.popitem(last=False)
         pool.models = models
         pool.known.set()
+
+
+async def _all_known(pools: Iterable[_Pool]) -> None:
+    for pool in pools:
+        await pool.known.wait()
 
 
 def _models_of(state: PoolResidency) -> dict[str, dict[str, int]]:

@@ -151,7 +151,7 @@ async def test_a_request_whose_caller_leaves_leaves_nothing_behind(module):
     request.cancel()
     await asyncio.wait([request])
     await asyncio.sleep(0.01)
-    assert [one for one in asyncio.all_tasks() if one.get_coro().__qualname__ == "Event.wait"] == []
+    assert [one for one in asyncio.all_tasks() if one.get_coro().__qualname__ == "_all_known"] == []
     await routing.aclose()
 
 
@@ -201,7 +201,7 @@ async def test_before_a_first_state_requests_wait_a_moment_once(module, known, f
     assert await kept(routing, "a") == found
     assert loop.time() - began == pytest.approx(5.0)
     await asyncio.sleep(0.01)
-    waits = [one for one in asyncio.all_tasks() if one.get_coro().__qualname__ == "Event.wait"]
+    waits = [one for one in asyncio.all_tasks() if one.get_coro().__qualname__ == "_all_known"]
     assert waits == [], "R16 bounded"
     for _ in range(1 + len(known)):
         registry.states.put_nowait(state(a=[residence("r1", "a")]))
@@ -219,6 +219,27 @@ async def test_a_registry_that_refuses_is_asked_again_and_the_last_state_counts(
     assert await first == ["r1", "r2", "r3"]
     assert await kept(routing, "a") == ["r1"]
     assert registry.asked == ["p"] * 3
+    await routing.aclose()
+
+
+@virtual
+async def test_a_pool_that_is_not_there_is_told_and_leaves_the_others_routed(module, caplog):
+    """R5: else each adapter would go anywhere for one name that was mistyped, and nobody would hear of it."""
+
+    class OnePool(PlayedRegistry):
+        async def residency(self, pool: str) -> AsyncGenerator[PoolResidency, None]:
+            if pool != "p":
+                raise NotFound(Reason.POOL_NOT_FOUND, f"there is no pool {pool!r}")
+            yield state(a=[residence("r1", "a")])
+            await self.states.get()
+
+    routing = module.LoraPlaneRouting(OnePool, ["typo", "p"])
+    assert (await kept(routing, "a"), await kept(routing, "base")) == (["r1"], ["r1", "r2", "r3"])
+    await asyncio.sleep(20)
+    assert [one.getMessage() for one in caplog.records if one.name == module.__name__] == [
+        "LoraPlane: cannot follow pool typo: there is no pool 'typo'",
+        "LoraPlane: nothing is heard of typo; until then all deployments are left",
+    ]
     await routing.aclose()
 
 
