@@ -91,6 +91,12 @@ def _options(settings: PickerSettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_receive_message_length", settings.max_body_bytes + (1 << 20)),
         ("grpc.max_send_message_length", settings.max_body_bytes + (1 << 20)),
         ("grpc.so_reuseport", 0),
+        # A gateway's host that loses its power closes nothing, and its requests would count as on their way for hours.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),  # the one that is enforced
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_ping_strikes", 0),  # a gateway asks as often as it likes: else all its requests would end
         ("grpc.max_allowed_incoming_connections", most_connections(_MAX_CONNECTIONS, thirds=2)),
     )
 

@@ -31,6 +31,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.simulation.loop import virtual
 from tests.support.fake_admin import FakeAdmin, Hold, connected
 from tests.support.http_client import http_client
+from tests.support.proxy import Proxy
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 from tests.unit.picker.test_following import replica, state
@@ -89,6 +90,46 @@ async def test_a_picker_answers_gateways_probes_and_scrapers(admin):
         assert (await pages.get("/livez")).json() == {"alive": True}
         assert (await pages.get("/readyz")).status_code == 200
         assert (await pages.get("/nothing")).status_code == 404
+
+
+@asynccontextmanager
+async def asked_by_a_gateway(place: str, **options: int) -> AsyncIterator[Any]:
+    """The stream of a request, once an engine is chosen for it."""
+    named = [(f"grpc.{name}", value) for name, value in options.items()]
+    async with grpc.aio.insecure_channel(place, options=named) as channel:
+        call = channel.stream_stream(
+            f"/{SERVICE}/Process",
+            request_serializer=ext.ProcessingRequest.SerializeToString,
+            response_deserializer=ext.ProcessingResponse.FromString,
+        )()
+        for message in (head(), body({"model": "sql"})):
+            await call.write(message)
+            assert await call.read() is not grpc.aio.EOF
+        yield call
+
+
+async def test_a_gateway_that_is_gone_without_a_word_has_no_requests_on_their_way(admin):
+    """X3 given-back: else an engine would count as busy for two hours."""
+    async with running(admin) as (ports, pages), Proxy(ports.grpc_port) as proxy:
+        await eventually(lambda: is_ready(pages))
+        async with asked_by_a_gateway(proxy.endpoint):
+            proxy.strand()
+
+            async def is_given_back() -> bool:
+                return "loraplane_picker_in_flight 0.0" in (await pages.get("/metrics")).text
+
+            assert not await is_given_back()
+            await eventually(is_given_back, timeout_seconds=60)
+
+
+async def test_a_gateway_may_ask_whether_its_connection_lives_while_an_engine_is_slow(admin):
+    """A GOAWAY for too many pings would end all requests that are on their way."""
+    async with running(admin) as (ports, pages):
+        await eventually(lambda: is_ready(pages))
+        pings = {"keepalive_time_ms": 300, "http2.max_pings_without_data": 0}
+        async with asked_by_a_gateway(f"127.0.0.1:{ports.grpc_port}", **pings) as call:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(call.read(), 4)
 
 
 async def is_ready(pages: httpx.AsyncClient) -> bool:
