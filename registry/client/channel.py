@@ -21,8 +21,6 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),  # the one that is enforced
     ("grpc.http2.max_pings_without_data", 0),  # a stream of answers sends none
-    # Without it a new channel would be given the dead connection of another one.
-    ("grpc.use_local_subchannel_pool", 1),
     # A proxy from the environment would be asked for 127.0.0.1.
     ("grpc.enable_http_proxy", 0),
 )

@@ -26,7 +26,7 @@ async def test_a_reader_whose_connection_is_dead_ends_equal_to_etcd(admin):
 
 
 async def test_a_call_does_not_wait_for_a_dead_connection_until_its_time_is_up(admin):
-    """Beside another client of this process, which would keep that connection."""
+    """Nor does another client of this process keep that connection, which both may share."""
     async with (
         Proxy(port_of(admin)) as proxy,
         AsyncRegistry(proxy.endpoint) as other,
