@@ -178,8 +178,9 @@ class BackgroundLoop:
 def _tell(outcome: Future[T], task: asyncio.Task[T]) -> None:
     if task.cancelled():
         outcome.cancel()
-    elif outcome.set_running_or_notify_cancel():  # false: the caller left
-        error = task.exception()
+        return
+    error = task.exception()  # asyncio complains of one that nobody asked for, also where the caller left
+    if outcome.set_running_or_notify_cancel():  # false: it did
         if error is None:
             outcome.set_result(task.result())
         else:

@@ -268,3 +268,25 @@ def test_a_program_that_connects_again_and_again_writes_nothing_that_it_did_not_
         command = [sys.executable, "-c", _PROGRAM, address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_call_that_fails_as_its_caller_leaves_is_complained_of_by_nobody(caplog):
+    """Each call that was cancelled at the wrong moment left a traceback in the program's log."""
+
+    def leave() -> None:
+        outcome: Future[None] = Future()
+
+        async def fails() -> None:
+            asyncio.get_running_loop().call_soon(outcome.cancel)  # before anybody is told how this ended
+            raise ValueError("too late")
+
+        background.PROCESS.hand_over(outcome, fails)
+
+    async def collected() -> None:
+        for _ in range(5):  # what the call left to be done is done first
+            await asyncio.sleep(0)
+        gc.collect()
+
+    leave()
+    background.PROCESS.run(collected)
+    assert caplog.text == ""
