@@ -24,7 +24,7 @@ from registry.admin.rpc.visible import (
     seen_tenants,
     sees_whole,
 )
-from registry.model.errors import FailedPrecondition
+from registry.model.errors import FailedPrecondition, NotFound
 from registry.model.keys import last_part
 from registry.model.messages import pool_message, tenant_message
 from registry.rollout.expected import expectation_of, labels_of
@@ -231,7 +231,11 @@ class Writes:
         return encode.repaired(await self._change(found, request, caller, call))
 
     async def _forget_replica(self, request: pb.ForgetReplicaRequest, call: CallContext) -> pb.ForgetReplicaResponse:
-        await self._forget(request.pool, request.name, call.deadline, dry_run=request.validate_only)
+        try:
+            await self._forget(request.pool, request.name, call.deadline, dry_run=request.validate_only)
+        except NotFound:
+            if not call.repeats:
+                raise  # else the call before this one may have done it, and nothing is left to do
         if not request.validate_only:
             _log.info("replica_forgotten", pool=request.pool, replica=request.name, principal=call.principal.name)
         return pb.ForgetReplicaResponse()

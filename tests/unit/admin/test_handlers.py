@@ -15,12 +15,13 @@ from grpc import StatusCode
 from registry.admin.rpc import handlers
 from registry.client.adapters import revision_of
 from registry.model.errors import Internal, Reason
+from registry.model.names import REPEATED_METADATA
 from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.links import Way
 from tests.support.admin import change_set, drop, put
-from tests.support.played_admin import Served, served
+from tests.support.played_admin import Context, Served, served
 from tests.support.played_etcd import now
 from tests.support.records import KEYS
 from tests.support.residency_world import Replicas
@@ -104,6 +105,7 @@ async def test_who_is_dead_is_forgotten_unless_that_was_only_asked(served):
     await served.call("ForgetReplica", request)
     refused = await served.refusal("ForgetReplica", request)
     assert refused.told == (StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "name")
+    await served.call("ForgetReplica", request, Context(metadata=(REPEATED_METADATA,)))  # W8: whose answer was lost
 
 
 @served
