@@ -167,8 +167,10 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         """Has the version of this step promoted, once it is there, if the metrics say so."""
         if not state.is_world_process_zero:
             return
-        self._evaluated = state.global_step, dict(metrics or {})
-        if self._promote is not None and self._promote(self._evaluated[1]):
+        step, before = self._evaluated  # of several sets of data each is evaluated by itself
+        found = dict(metrics or {})
+        self._evaluated = state.global_step, {**(before if step == state.global_step else {}), **found}
+        if self._promote is not None and self._promote(found):
             with self._changed:
                 self._good_step = state.global_step
                 self._start()
@@ -211,7 +213,9 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         """Step, run and the newest metrics; those of an evaluation only if it was at this step."""
         newest: dict[str, Any] = {}
         for entry in state.log_history[-2:]:
-            newest |= {name: value for name, value in entry.items() if name not in {"step", "epoch"}}
+            newest |= {
+                name: entry[name] for name in entry if name not in {"step", "epoch"} and not _is_of_evaluation(name)
+            }
         if self._evaluated[0] == state.global_step:
             newest |= self._evaluated[1]
         numbers = [(name, value) for name, value in newest.items() if isinstance(value, int | float)]
@@ -283,8 +287,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         if self._kept_labels is None:
             try:
                 labels = registry.get(self._name, self._pool).labels
-                # What an evaluation of another run's version found holds of no other weights.
-                self._kept_labels = {name: value for name, value in labels.items() if not name.startswith("eval_")}
+                self._kept_labels = {name: labels[name] for name in labels if not _is_of_evaluation(name)}
             except NotFound:
                 self._kept_labels = {}
         labels = {**self._kept_labels, **version.labels}
@@ -328,6 +331,11 @@ def _check(every: object, keep_last_n: int, on_error: str, publish: Mapping[str,
     known = set(inspect.signature(AsyncRegistry.publish).parameters) - _OWN - _OF_ONE_VERSION
     if unknown := set(publish) - known:
         raise TypeError(f"LoraPlaneCallback takes no {min(unknown)!r}; of publish it takes {', '.join(sorted(known))}")
+
+
+def _is_of_evaluation(name: str) -> bool:
+    """True for a metric as the Trainer names it; what an evaluation found holds of no other weights."""
+    return name.startswith("eval_")
 
 
 def _adapter_in(checkpoint: Path) -> Path:

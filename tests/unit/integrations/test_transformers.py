@@ -102,6 +102,7 @@ class PlayedTrainer:
         self.state.log_history.append({"step": self.state.global_step, "loss": 0.5, "epoch": 0.1})
         self.callback.on_step_end(self.args, self.state, None, model=self.model)
         if metrics is not None:
+            self.state.log_history.append({**metrics, "step": self.state.global_step, "epoch": 0.1})
             self.callback.on_evaluate(self.args, self.state, None, metrics=metrics)
         if saves:
             self.write(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
@@ -195,6 +196,16 @@ def test_of_several_adapters_of_a_model_the_default_one_is_published(make, clien
     trainer.step(saves=False)
     [(folder, _, _)] = client.versions
     assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_of_several_sets_of_data_all_evaluations_are_labels(make, client, tmp_path):
+    trainer = PlayedTrainer(make(), tmp_path).begin()
+    trainer.step(saves=False, metrics={"eval_a_loss": 1.0})
+    trainer.callback.on_evaluate(trainer.args, trainer.state, None, metrics={"eval_b_loss": 2.0})
+    trainer.write(tmp_path / "checkpoint-1")
+    trainer.callback.on_save(trainer.args, trainer.state, None)
+    [(_, labels, _)] = client.versions
+    assert (labels["eval_a_loss"], labels["eval_b_loss"]) == ("1", "2")
 
 
 def test_what_the_registry_takes_no_label_of_keeps_no_version_back(make, client, tmp_path):
