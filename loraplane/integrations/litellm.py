@@ -30,7 +30,7 @@ from typing import Any
 
 from litellm.integrations.custom_logger import CustomLogger
 
-from loraplane import AsyncRegistry, PoolResidency, RegistryError
+from loraplane import AdapterResidency, AsyncRegistry, PoolResidency, RegistryError
 
 _log = logging.getLogger(__name__)
 # Requests wait so long for a first state, once.
@@ -49,9 +49,10 @@ Connect = Callable[[], AsyncRegistry]
 
 @dataclass(slots=True)
 class _Pool:
-    """State of a pool; `models`: by what requests call it, who serves it, as `_models_of` gives it."""
+    """State of a pool; `models`: of its adapters, by what requests call it, who serves it, as `_models_of` gives it."""
 
-    models: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    adapters: Mapping[str, AdapterResidency] = field(default_factory=dict)
+    models: dict[str, dict[str, int]] = field(default_factory=dict)
     known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -162,14 +163,20 @@ class LoraPlaneRouting(CustomLogger):  # type: ignore[misc] # of a package that 
                 await asyncio.sleep(AGAIN_SECONDS)
 
     def _take(self, pool: _Pool, state: PoolResidency) -> None:
-        models = _models_of(state)
-        for name in pool.models.keys() - models.keys():
+        """Takes what differs from before, since requests wait meanwhile and there may be very many adapters."""
+        before, now = pool.adapters, state.adapters
+        old = {name for key, one in before.items() if now.get(key) is not one for name in _models_of(one)}
+        new = [_models_of(one) for key, one in now.items() if before.get(key) is not one]
+        for name in old:
+            pool.models.pop(name, None)
             self._gone[name] = None
-        for name in models:
-            self._gone.pop(name, None)
+        for models in new:
+            pool.models |= models
+            for name in models:
+                self._gone.pop(name, None)
         while len(self._gone) > GONE_KEPT:
             self._gone.popitem(last=False)
-        pool.models = models
+        pool.adapters = now
         pool.known.set()
 
 
@@ -178,15 +185,13 @@ async def _all_known(pools: Iterable[_Pool]) -> None:
         await pool.known.wait()
 
 
-def _models_of(state: PoolResidency) -> dict[str, dict[str, int]]:
-    """By what requests call it, each adapter's engines by URL with the generation; by its name too, if none serves."""
-    found: dict[str, dict[str, int]] = {}
-    for adapter in state.adapters.values():
-        found.setdefault(adapter.name, {})
-        for one in adapter.serving:
-            found.setdefault(one.model, {})[_root(one.engine_url)] = one.generation
-            for earlier in one.earlier:
-                found.setdefault(f"{adapter.name}@{earlier}", {})[_root(one.engine_url)] = earlier
+def _models_of(adapter: AdapterResidency) -> dict[str, dict[str, int]]:
+    """By what requests call it, an adapter's engines by URL with the generation; by its name too, if none serves."""
+    found: dict[str, dict[str, int]] = {adapter.name: {}}
+    for one in adapter.serving:
+        found.setdefault(one.model, {})[_root(one.engine_url)] = one.generation
+        for earlier in one.earlier:
+            found.setdefault(f"{adapter.name}@{earlier}", {})[_root(one.engine_url)] = earlier
     return found
 
 
