@@ -147,7 +147,9 @@ class PoolWatch:
                 return
             seen = seen_since(before.seen, before.residency, state) if before is not None else {}
             names = names_to_resolve(state, self._ready)
-            self.pool = PickPool(self.name, state, self._bases, self._ready, await _resolved(names), seen)
+            known = before.resolved if before is not None else {}  # DNS may be away, and engines serve on
+            resolved = {name: known[name] for name in names & known.keys()} | await _resolved(names)
+            self.pool = PickPool(self.name, state, self._bases, self._ready, resolved, seen)
 
     def _lost(self, error: RegistryError) -> None:
         is_news, self.trouble = self._away_since is None or self.trouble == _NOT_YET, str(error)

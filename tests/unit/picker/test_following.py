@@ -105,6 +105,22 @@ async def test_a_listing_does_not_bring_back_what_was_served_before(monkeypatch)
         assert (watch.pool.revision, watch.pool.resolved) == (9, {"new": "10.0.0.1"})
 
 
+async def test_an_address_stays_while_names_lead_nowhere(monkeypatch):
+    """R13 static-stable: while DNS is away engines serve on."""
+    found = [{"one": "10.0.0.1"}, {}]
+
+    async def resolved(_names: frozenset[str]) -> dict[str, str]:
+        return found.pop(0) if len(found) > 1 else found[0]
+
+    monkeypatch.setattr(following, "_resolved", resolved)
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1, url="http://one:8000"), state(6, 1, url="http://one:8000"), Hold()]]
+    async with watching(admin) as watch:
+        assert (await known(watch, 6)).resolved == {"one": "10.0.0.1"}
+        found[0] = {"one": "10.0.0.2"}
+        await eventually(lambda: watch.pool is not None and watch.pool.resolved == {"one": "10.0.0.2"})
+
+
 async def test_a_pool_is_not_known_before_its_base_is():
     """R5 no-silent-base the other way: the base's own name is not unknown while a picker starts."""
     admin = FakeAdmin()
