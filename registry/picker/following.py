@@ -58,6 +58,7 @@ class PoolWatch:
         self._bases: frozenset[str] = frozenset()
         self._ready: tuple[ReadyReplica, ...] = ()
         self._is_refused = False
+        self._logged = ""
 
     @property
     def away_seconds(self) -> float:
@@ -76,7 +77,7 @@ class PoolWatch:
                 if is_cancelled():
                     raise asyncio.CancelledError from error
                 failures = 1 if self._away_since is None else failures + 1
-                self._lost(error)
+                self._lost(error, failures)
             await asyncio.sleep(_AGAIN.delay(failures, random.uniform))
 
     async def _connected(self) -> None:
@@ -134,8 +135,9 @@ class PoolWatch:
         await self._has_listed.wait()
         self._listed.set()
         await self._take(state)
-        if self._away_since is not None:
-            self._away_since, self.trouble = None, ""
+        self._away_since, self.trouble = None, ""
+        if self._logged != "followed":
+            self._logged = "followed"
             _log.info("registry_followed", pool=self.name, revision=state.revision, adapters=len(state.adapters))
 
     async def _take(self, newer: PoolResidency | None = None) -> None:
@@ -151,9 +153,11 @@ class PoolWatch:
             resolved = {name: known[name] for name in names & known.keys()} | await _resolved(names)
             self.pool = PickPool(self.name, state, self._bases, self._ready, resolved, seen)
 
-    def _lost(self, error: RegistryError) -> None:
-        is_news, self.trouble = self._away_since is None or self.trouble == _NOT_YET, str(error)
-        if is_news:
+    def _lost(self, error: RegistryError, failures: int) -> None:
+        """Notes that the registry is away, and logs it once two connections failed: each ends at its age by itself."""
+        self.trouble = str(error)
+        if failures > 1 and self._logged != "away":
+            self._logged = "away"
             _log.warning("registry_away", pool=self.name, reason=error.reason, error=self.trouble)
         if self._away_since is None:
             self._away_since = asyncio.get_running_loop().time()

@@ -142,6 +142,17 @@ async def test_what_was_known_stays_while_the_registry_is_away():
         assert all(channel.graces for channel in admin.channels[:-1])
 
 
+async def test_a_connection_that_ends_at_its_age_is_no_news():
+    """The admin service ends each after five minutes; a warning that comes twelve times an hour is read by nobody."""
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1), GONE], [state(6, 1), GONE], GONE, [state(7, 1), Hold()]]
+    with structlog.testing.capture_logs() as logged:
+        async with watching(admin) as watch:
+            await known(watch, 7)
+            await eventually(lambda: watch.away_seconds == 0.0)
+    assert [one["event"] for one in logged] == ["registry_followed", "registry_away", "registry_followed"]
+
+
 async def test_a_registry_that_stays_away_is_asked_ever_more_slowly(monkeypatch):
     """R16 bounded: and at once again after it was there."""
     failures: list[int] = []
