@@ -49,7 +49,10 @@ Connect = Callable[[], AsyncRegistry]
 
 @dataclass(slots=True)
 class _Pool:
-    """State of a pool; `models`: of its adapters, by what requests call it, who serves it, as `_models_of` gives it."""
+    """State of a pool.
+
+    `models`: those of `adapters` by what requests call them, each with who serves it, as `_models_of` gives it.
+    """
 
     adapters: Mapping[str, AdapterResidency] = field(default_factory=dict)
     models: dict[str, dict[str, int]] = field(default_factory=dict)
