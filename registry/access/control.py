@@ -15,6 +15,7 @@ from registry.access.principal import RESERVED_PREFIX, SPIFFE, CallTrace, Creden
 from registry.access.quota import CallerRate, RequestQuota, too_many
 from registry.access.sockets import socket_principal
 from registry.access.tokens import KeySets, Known, Tokens
+from registry.etcd3.tls import end_of
 from registry.model.errors import Reason, Unauthenticated, Unavailable
 from registry.runtime.local_files import FollowedFile, read_followed
 from registry.sources.base import StoreError
@@ -65,11 +66,8 @@ class Shown:
         """
         if b"true" not in self.facts.get("ssl_session_reused", ()):
             return
-        from cryptography import x509  # noqa: PLC0415 - for those alone who have certificates
-
-        for pem in self.facts.get("x509_pem_cert", ()):
-            if x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp() <= now:
-                raise Unauthenticated(Reason.UNAUTHENTICATED, "your certificate has expired; renew it")
+        if any(end_of(pem).timestamp() <= now for pem in self.facts.get("x509_pem_cert", ())):
+            raise Unauthenticated(Reason.UNAUTHENTICATED, "your certificate has expired; renew it")
 
     def trace(self, known: Principal | None = None) -> CallTrace:
         """Marks of the call for the audit: of the credential by which `known` is known; None: of the first shown."""

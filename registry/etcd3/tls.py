@@ -110,6 +110,13 @@ def _span(flag: str, file: Path) -> CertificateSpan | None:
     return CertificateSpan(flag, one.not_valid_before_utc, one.not_valid_after_utc)
 
 
+def end_of(certificate: bytes) -> datetime:
+    """Time at which a certificate, as PEM, ends. Raises ValueError: it is none."""
+    from cryptography import x509  # noqa: PLC0415 - for those alone who have certificates
+
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
 def _contents(files: TlsFiles) -> Pem:
     ca, certificate, key = map(_content, (files.ca, files.certificate, files.key))
     return Pem(ca, key, certificate)

@@ -225,6 +225,7 @@ EXPLAINED = {
 def test_explain(line, capsys):
     assert run(line.split()) == 0
     printed = capsys.readouterr().out
-    assert ("\n\nFIELD" in printed) is ("FIELD TAKES MEANING" in (words := " ".join(printed.split())))
+    words = " ".join(printed.split())
+    assert ("\n\nFIELD" in printed) is ("FIELD TAKES MEANING" in words)
     absent = [one for one in EXPLAINED[line] if one.startswith("- ") == (one.removeprefix("- ") in words)]
     assert (absent, printed.endswith("\n\n")) == ([], False)
