@@ -216,7 +216,7 @@ def test_labels_and_numbers_that_no_manifest_takes_are_told():
     found = import_documents(KINDS["aibrix"], [(content, "x")], ImportChoices(pool="p"))
     assert len(found.notes) == 3
     taken = found.manifests[0][0]["metadata"]["labels"]  # type: ignore[index]
-    assert (len(taken), len(taken["k0"])) == (64, 256)
+    assert (len(taken), len(taken["k0"]), wrong.keys() & taken.keys()) == (64, 256, set())
     many = {**content, "metadata": {"name": "a"}, "spec": {"artifactURL": "s3://b/a", "replicas": 0}}
     (note,) = import_documents(KINDS["aibrix"], [(many, "x")], ImportChoices(pool="p")).notes
     assert "not from 1 to 10000" in note
