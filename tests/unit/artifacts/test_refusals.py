@@ -138,6 +138,7 @@ async def test_a_source_that_cannot_be_asked_now_is_taken_to_be_as_it_was(store,
         with pytest.raises(told):
             await store.ensure(adapter, "one")
     stop = Stop()
+    assert other_version(Mock(version=lambda _: ""), "", stop) == "", "of who tells no version nothing is known"
     stop.set()
     with pytest.raises(ArtifactError, match="stopped"):
         other_version(Mock(version=raising(ArtifactError("source_io", "it is away"))), "one", stop)

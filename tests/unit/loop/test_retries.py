@@ -383,6 +383,8 @@ def test_files_that_come_mend_nothing_that_the_engine_said(held, tracker):
     stages = {name: Stage(name, ArtifactRef(f"s3://ours/{name}", None), "") for name in "abcdef"}
     for name in "abcde":
         tracker.staging_failed(stages[name], ArtifactError("source_io", "m"))
+    load(tracker, "other")
+    assert due(tracker, held.now) == set(), "an engine that loads brings no files"
     tracker.staged(stages["f"])
     assert due(tracker, held.now) == set("abcde")
     held.now = 5.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from weakref import ref
@@ -16,6 +17,7 @@ from registry.admin.page.rows import MAX_LABELS, MAX_TEXT, absent_rows, adapter_
 from registry.model.records import Canary, CanaryRollout, Strategy
 from registry.model.status import Failed, LastKnown, Lazy, Pending, ReportedStore
 from registry.residency.derive import DerivedResidency, residency, residency_of
+from registry.residency.hub import _STEPS_REMEMBERED as STEPS
 from registry.residency.hub import Subscription
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.status import DISABLED
@@ -59,16 +61,24 @@ def test_replicas_that_stand_alike_are_one_group_and_their_names_are_told_once()
     assert row == ROW | counts | {"name": "a", "generation": 1, "load": "eager", "state": "Healthy", "note": ""}
 
 
-async def test_a_replica_that_is_missing_counts_as_one_of_its_pool():
-    """R9: three of five live."""
+async def test_a_pool_as_a_whole_is_all_that_stands_in_it_and_who_is_missing():
+    """R9: three of five replicas live, one of which is stale; what is served and then gone counts no more."""
     world, subscription = fleet(), Subscription(POOL, "e")
-    world.expect(({"zone": "x"}, 2))
-    world.look()
-    subscription.post(world.view, frozenset())
     cursor = PoolCursor(POOL, subscription, PoolSight(lambda _: True, shows_replicas=True, is_whole=True))
-    *_, told = [one async for one in cursor.news()]
-    pool = json.loads(told.partition("data: ")[2])
-    assert (pool["name"], pool["state"], pool["ready"], pool["replicas"]) == (POOL, "Degraded", 3, 5)
+
+    async def told(change: Callable[[], object], steps: int) -> tuple[object, ...]:
+        change()
+        world.look()
+        for _ in range(steps):
+            subscription.post(world.view, frozenset(world.view.records))
+        *_, last = [one async for one in cursor.news()]
+        pool = json.loads(last.partition("data: ")[2])
+        return tuple(pool[name] for name in ("name", "state", "ready", "replicas", "adapters", "served"))
+
+    world.expect(({"zone": "x"}, 2))
+    world.says("r3", stale=True)
+    assert await told(lambda: world.put("new"), 1) == (POOL, "Degraded", 2, 5, 3, 2)
+    assert await told(lambda: world.drop("b"), STEPS + 1) == (POOL, "Degraded", 2, 5, 2, 1), "to who comes back late"
 
 
 def test_adapters_that_stand_alike_are_as_healthy_in_whatever_generation_each_is():
