@@ -27,7 +27,7 @@ from registry.cli.views.events import (
     ring_events,
     rows_of,
 )
-from registry.cli.views.get import note, replicas_of
+from registry.cli.views.get import Note, note, replicas_of
 from registry.cli.views.output import Printer
 from registry.client import admin_api as api
 from registry.client.audit import AuditEntry, entry_of
@@ -99,23 +99,35 @@ def events(
     """
     session, start = session_of(context), datetime.now(UTC) - options.span_of(since)
     seconds, printer = timeout or READ_SECONDS, session.printer()
-    choose = partial(chosen.of, for_people=printer.is_table)
+    choose, say = partial(chosen.of, for_people=printer.is_table), _once()
     if sidecar is not None:
         where, shown = sidecar_address(sidecar), SidecarAccess(session.shown_tls, sidecar_token_file)
 
         def ring(at: datetime) -> Iterator[ShownEvent]:
             return choose(ring_events(ask_sidecar(where, "/events", seconds, shown)), at)
 
-        _show(printer, ring, start, watch=watch)
+        _show(printer, ring, start, say, watch=watch)
         return
     with session.client(seconds) as client:
         known = pool_or_only(client, pool)
         chosen.check(client, known)
-        _show(printer, lambda at: choose(_of_pool(client, known, at, chosen), at), start, watch=watch)
+        _show(printer, lambda at: choose(_of_pool(client, known, at, chosen, say), at), start, say, watch=watch)
 
 
-def _show(printer: Printer, look: Look, start: datetime, *, watch: bool) -> None:
-    found = _newest(look(start))
+def _once() -> Note:
+    """Way to tell notes, each once: a watch finds the same at each look."""
+    told: set[str] = set()
+
+    def say(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            note(text)
+
+    return say
+
+
+def _show(printer: Printer, look: Look, start: datetime, say: Note, *, watch: bool) -> None:
+    found = _newest(look(start), say)
     if not watch:
         printer.items(EVENTS, found)
         return
@@ -130,27 +142,27 @@ def _show(printer: Printer, look: Look, start: datetime, *, watch: bool) -> None
         start = max(start, max(changed, default=start) - _OVERLAP)
         time.sleep(_POLL_SECONDS)
         try:
-            found = _newest(look(start))
+            found = _newest(look(start), say)
         except CliError as error:
             if not error.failure.passes:
                 raise
 
 
-def _newest(found: Iterable[ShownEvent]) -> list[ShownEvent]:
+def _newest(found: Iterable[ShownEvent], say: Note) -> list[ShownEvent]:
     kept = deque(found, maxlen=MAX_SHOWN + 1)
     if len(kept) > MAX_SHOWN:
-        note(f"there are more than the {MAX_SHOWN} that are shown; a shorter --since shows the newest")
+        say(f"there are more than the {MAX_SHOWN} that are shown; a shorter --since shows the newest")
         kept.popleft()
     return sorted(kept, key=lambda one: one.at)
 
 
-def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: EventChoice) -> Iterator[ShownEvent]:
+def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: EventChoice, say: Note) -> Iterator[ShownEvent]:
     with_pending = chosen.name is not None or chosen.replica is not None
     request = pb.ListChangesRequest(pool=pool, since=since.isoformat().replace("+00:00", "Z"))
     for page in client.pages(api.LIST_CHANGES, request):
         yield from map(change_event, page.changes)
         if page.unreadable:
-            note(f"{len(page.unreadable)} audit records cannot be read, and are left out: {page.unreadable[0]}, …")
+            say(f"{len(page.unreadable)} audit records cannot be read, and are left out: {page.unreadable[0]}, …")
     for replica in replicas_of(client, pool):
         yield from replica_events(replica, with_pending=with_pending)
 

@@ -199,6 +199,13 @@ def test_what_cannot_be_read_and_what_is_too_much_is_noted(cli, world, monkeypat
     assert (f"more than the {most} that are shown" in ran.err) == is_noted
 
 
+def test_a_watch_notes_what_it_cannot_read_once(cli, world, rounds):
+    """Not at each look, every two seconds, until somebody upgrades the admin service that is asked."""
+    world.answers["ListChanges"] = [pb.ListChangesResponse(unreadable=["2026-x"])]
+    ran = cli("events", "-w")
+    assert (len(world.asked("ListChanges")) > 1, ran.err.count("cannot be read")) == (True, 1)
+
+
 def test_a_watch_prints_what_is_new_and_survives_an_outage(cli, world, rounds, clock):
     first, second = world.answers["ListChanges"][0], pb.ListChangesResponse(changes=[change("deleted", minutes=4)])
     away = Refusal(grpc.StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE")
