@@ -172,8 +172,8 @@ async def test_thirty_seconds_between_clocks_are_forgiven_and_a_minute_is_not():
     assert "compare the clocks" in await world.refused(signed(nbf=NOW.timestamp() + 60))
 
 
-def unsigned() -> str:
-    parts = ({"alg": "none", "typ": "JWT", "kid": "k"}, CLAIMS)
+def unsigned(**claims: object) -> str:
+    parts = ({"alg": "none", "typ": "JWT", "kid": "k"}, CLAIMS | claims)
     return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts) + "."
 
 
@@ -191,6 +191,7 @@ def unsigned() -> str:
         (signed(RSA, "RS256"), "it is not signed by a key of https://ci"),
         (signed(key_id="other"), "https://ci has no key 'other'"),
         (signed(key_id=None), "https://ci has no key ''"),
+        *((unsigned(iss=one), "no issuer in the access file is that of it") for one in ("https://other", None, 7, ["x"])),
         (signed(aud="other"), "it is for another service: its audience has to be loraplane"),
         (signed(sub=None), "it lacks the claim 'sub'"),
         (signed(sub="a\ud800"), "text"),
