@@ -407,6 +407,25 @@ async def test_an_adapter_that_answers_otherwise_is_refused_before_its_name_is_b
     assert await adapters.prove(path, WANTED) == told
 
 
+async def test_numbers_that_are_none_are_told_before_answers_that_are_others(tmp_path):
+    """R22: what the files are is found in them, whatever their record expects."""
+    adapters = Adapters(server_of((math.nan, -2.0)))
+    assert (await adapters.prove(adapter(tmp_path / "a"), WANTED))["proof"] == "not_finite"
+
+
+def test_so_many_proofs_are_put_off_at_most(monkeypatch):
+    """R16 bounded."""
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+
+    async def put_off() -> int:
+        prover = Prover(PlayedServer())
+        for path in "abc":
+            prover._put_off(path, "")
+        return len(prover._later)
+
+    assert asyncio.run(put_off()) == 2
+
+
 @pytest.mark.parametrize("found", [RuntimeError("no such token"), AS_TRAINED[:1]])
 @pytest.mark.parametrize("expect", [WANTED, "{}"])
 async def test_prompts_that_cannot_be_answered_prove_nothing(tmp_path, found, expect):
