@@ -191,7 +191,7 @@ def unsigned(**claims: object) -> str:
         (signed(RSA, "RS256"), "it is not signed by a key of https://ci"),
         (signed(key_id="other"), "https://ci has no key 'other'"),
         (signed(key_id=None), "https://ci has no key ''"),
-        *((unsigned(iss=one), "no issuer in the access file is that of it") for one in ("https://other", None, 7, ["x"])),
+        *((unsigned(iss=one), "no issuer in the access file is that of it") for one in ("https://x", None, 7, [])),
         (signed(aud="other"), "it is for another service: its audience has to be loraplane"),
         (signed(sub=None), "it lacks the claim 'sub'"),
         (signed(sub="a\ud800"), "text"),
