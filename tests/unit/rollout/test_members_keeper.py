@@ -17,7 +17,7 @@ from registry.etcd3.ops import Put
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError, Unavailable
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.status import LastKnown, LeftReplica, RememberedReplica, RememberedReplicas
-from registry.rollout import members
+from registry.rollout import expiry, members
 from registry.rollout.members import MembersKeeper, forget
 from registry.runtime.clock import Deadline, rfc3339
 from registry.runtime.program import release_version
@@ -450,3 +450,8 @@ async def test_a_pool_in_which_nothing_happens_is_looked_at_every_five_minutes(e
     await asyncio.sleep(3600)
     assert 11 <= kept.looks - before <= 13
     kept.task.cancel()
+
+
+def test_who_went_is_written_before_anything_ends_that_they_may_have_used():
+    """By expiry, which goes by what is written: after a pause, and after reading what they told last."""
+    assert expiry._WRITTEN_SECONDS > 1.5 * members._PAUSE_SECONDS + members._READ_SECONDS
