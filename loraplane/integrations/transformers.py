@@ -236,17 +236,24 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
     def _is_promotion_due(self) -> bool:
         return self._good_step == self.published_step != self._promoted_step
 
+    def _is_called(self) -> bool:
+        """True if there is something to do."""
+        return self._next is not None or self._is_promotion_due()
+
+    def _is_of_before(self) -> bool:
+        """True in the thread of an earlier run, once a later one has its own."""
+        return self._thread not in {None, current_thread()}
+
     def _work(self) -> None:
         while True:
             with self._changed:
-                if self._thread not in {None, current_thread()}:
-                    return  # a later run has its own
+                if self._is_of_before():
+                    return
                 self._is_at_work = False
                 self._changed.notify_all()
-                while not (self._next or self._is_promotion_due()):
-                    if self._thread is not current_thread():
-                        return
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._is_called() or self._thread is not current_thread())
+                if self._is_of_before() or not self._is_called():
+                    return  # what there is to do now is a later run's
                 version, self._next, self._is_at_work = self._next, None, True
             if version is not None:
                 self._try("publish", partial(self._publish, version))
@@ -260,7 +267,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         """Waits until nothing is under way, for at most so long."""
         until = None if seconds is None else monotonic() + seconds
         with self._changed:
-            while self._next or self._is_at_work or self._is_promotion_due():
+            while self._is_at_work or self._is_called():
                 left = None if until is None else until - monotonic()
                 if left is not None and left <= 0:
                     self._failed("wait", TimeoutError(f"not published within {seconds:g} s of the run's end"))

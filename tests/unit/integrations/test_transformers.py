@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from threading import Event
+from threading import Condition, Event, Thread, current_thread, main_thread
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -414,6 +414,41 @@ def test_a_second_run_has_its_own_version_of_a_step_promoted(make, client, tmp_p
         trainer.step(metrics={"eval_loss": loss})
         trainer.end()
     assert client.promoted == [2, 3]
+
+
+def test_a_thread_that_hears_late_of_its_runs_end_takes_nothing_of_the_next_run(make, client, tmp_path):
+    """The next run would wait for ever for what nobody is at."""
+    is_idle, hears, late = Event(), Event(), list[Thread]()
+
+    class Changed(Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            if current_thread() is not main_thread():
+                is_idle.set()
+            heard = super().wait(timeout)
+            if current_thread() in late:
+                self.release()
+                assert hears.wait(60)
+                self.acquire()
+            return heard
+
+    callback = make(every=1, wait=False)
+    callback._changed = Changed()
+    trainer = PlayedTrainer(callback, tmp_path).begin()
+    trainer.step(saves=False)
+    assert is_idle.wait(60)
+    late.append(callback._thread)
+    trainer.end()
+    client.is_publishing.clear()
+    client.goes_on.clear()
+    trainer.begin().step(saves=False)
+    assert client.is_publishing.wait(60)
+    trainer.step(saves=False)
+    hears.set()
+    late[0].join(10)
+    assert not late[0].is_alive()
+    client.goes_on.set()
+    trainer.end()
+    assert [labels["step"] for _, labels, _ in client.versions] == ["1", "2", "3"]
 
 
 def test_an_evaluation_after_the_version_is_there_promotes_it_too(make, client, tmp_path):
