@@ -11,9 +11,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -150,12 +151,16 @@ class Play:
     async def whole(self) -> None:
         """Waits until every name is where it belongs."""
         many = {name: number or len(REPLICAS) for name, (_, number, how) in PLACED.items() if how == "eager"}
+        # Of one that has just come back sidecars may not have heard yet: so the engines themselves are asked.
+        await eventually(partial(self.is_listed, many), timeout_seconds=SECONDS)
         await self.serving(lambda found: all(len(found[name]) >= number for name, number in many.items()))
-        await eventually(self.is_ready, timeout_seconds=SECONDS)
 
-    async def is_ready(self) -> bool:
-        """Every replica's engine answers."""
-        return all([await one.is_healthy() for one in self.engines.values()])
+    async def is_listed(self, many: Mapping[str, int]) -> bool:
+        """Every replica's engine answers, and so many of them list each name."""
+        if not all([await one.is_healthy() for one in self.engines.values()]):
+            return False
+        listed = [await one.listing() for one in self.engines.values()]
+        return all(sum(name in one for one in listed) >= number for name, number in many.items())
 
     async def round(self, turn: int) -> None:
         """Each kind of change once, engines' ends without a word among them."""
