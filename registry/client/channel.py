@@ -6,6 +6,7 @@ import os
 
 import grpc
 
+from registry.etcd3.options import KEEPALIVE
 from registry.etcd3.tls import Pem
 from registry.runtime.program import release_version
 
@@ -16,10 +17,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A host that loses its power closes nothing, and who only listens would never notice.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # the one that is enforced
+    *KEEPALIVE,  # who only listens would never notice
     ("grpc.http2.max_pings_without_data", 0),  # a stream of answers sends none
     # A proxy from the environment would be asked for 127.0.0.1.
     ("grpc.enable_http_proxy", 0),

@@ -16,7 +16,7 @@ from registry.etcd3.cancellation import is_cancelled
 from registry.etcd3.classify import classify
 from registry.etcd3.codec import Method, Req, Res
 from registry.etcd3.errors import EtcdUnavailable, Timeout, TlsFailed
-from registry.etcd3.options import TlsFiles
+from registry.etcd3.options import KEEPALIVE, TlsFiles
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
 
 _log = logging.getLogger(__name__)
@@ -26,10 +26,8 @@ CONNECT_SECONDS = 2.0
 _OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     # Pings oftener than every 5 s, or on an idle channel, are answered with GOAWAY too_many_pings.
-    ("grpc.keepalive_time_ms", 10_000),
+    *KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # the one that is enforced
     # Without it a new channel would be given the dead connection of the old one.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),

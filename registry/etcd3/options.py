@@ -6,6 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# Of gRPC, for whoever has a call on its connection. A host that loses its power closes nothing.
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # the one that is enforced
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:

@@ -16,6 +16,7 @@ import grpc
 import structlog
 
 from registry.client.transport import AdminCalls
+from registry.etcd3.options import KEEPALIVE
 from registry.model.errors import InvalidArgument
 from registry.runtime.flags import read_settings
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
@@ -91,10 +92,7 @@ def _options(settings: PickerSettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_receive_message_length", settings.max_body_bytes + (1 << 20)),
         ("grpc.max_send_message_length", settings.max_body_bytes + (1 << 20)),
         ("grpc.so_reuseport", 0),
-        # A gateway's host that loses its power closes nothing, and its requests would count as on their way for hours.
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.http2.ping_timeout_ms", 5_000),  # the one that is enforced
+        *KEEPALIVE,  # the requests of a gateway that is gone would count as on their way for hours
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.max_ping_strikes", 0),  # a gateway asks as often as it likes: else all its requests would end
         ("grpc.max_allowed_incoming_connections", most_connections(_MAX_CONNECTIONS, thirds=2)),
