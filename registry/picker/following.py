@@ -58,7 +58,7 @@ class PoolWatch:
         self._bases: frozenset[str] = frozenset()
         self._ready: tuple[ReadyReplica, ...] = ()
         self._is_refused = False
-        self._logged = ""
+        self._is_told_away: bool | None = None  # None: nothing was logged yet
 
     @property
     def away_seconds(self) -> float:
@@ -136,8 +136,8 @@ class PoolWatch:
         self._listed.set()
         await self._take(state)
         self._away_since, self.trouble = None, ""
-        if self._logged != "followed":
-            self._logged = "followed"
+        if self._is_told_away is not False:
+            self._is_told_away = False
             _log.info("registry_followed", pool=self.name, revision=state.revision, adapters=len(state.adapters))
 
     async def _take(self, newer: PoolResidency | None = None) -> None:
@@ -156,8 +156,8 @@ class PoolWatch:
     def _lost(self, error: RegistryError, failures: int) -> None:
         """Notes that the registry is away, and logs it once two connections failed: each ends at its age by itself."""
         self.trouble = str(error)
-        if failures > 1 and self._logged != "away":
-            self._logged = "away"
+        if failures > 1 and not self._is_told_away:
+            self._is_told_away = True
             _log.warning("registry_away", pool=self.name, reason=error.reason, error=self.trouble)
         if self._away_since is None:
             self._away_since = asyncio.get_running_loop().time()

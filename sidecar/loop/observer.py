@@ -373,8 +373,6 @@ class StartedBases:
         """
         self._own = own
         self._told: tuple[str, EngineBase] | None = None
-        self._own_now: BaseModules | None = None
-        self._seen: BaseModules | None = None
         self._reading: tuple[str, asyncio.Task[tuple[BaseModules | None, BaseModules | None]]] | None = None
         self._base = UNKNOWN_BASE
 
@@ -386,13 +384,14 @@ class StartedBases:
         """
         facts = observed.facts
         if self._told is None or self._told[0] != facts.incarnation or self._told[1] is not facts.base:
-            await self._read_once(facts)
-            files = facts.base.files or (None if facts.base.is_known else self._seen)
-            self._base = replace(facts.base, files=files, own=self._own_now)
+            own, seen = await self._read_once(facts)
+            files = facts.base.files or (None if facts.base.is_known else seen)
+            self._base = replace(facts.base, files=files, own=own)
             self._told = facts.incarnation, facts.base
         return replace(observed, facts=replace(facts, base=self._base))
 
-    async def _read_once(self, facts: EngineFacts) -> None:
+    async def _read_once(self, facts: EngineFacts) -> tuple[BaseModules | None, BaseModules | None]:
+        """The sidecar's own base and the engine's, as they were when its process was first seen."""
         if self._reading is None or self._reading[0] != facts.incarnation:
             self._reading = facts.incarnation, asyncio.create_task(self._read(facts), name="base model's folder")
         reading = self._reading[1]
@@ -400,7 +399,7 @@ class StartedBases:
         if not reading.done():
             folder = self._own or facts.base_path
             raise EngineUnreachable(f"the base model's folder {folder} is read for long: see whether its mount answers")
-        self._own_now, self._seen = reading.result()
+        return reading.result()
 
     async def _read(self, facts: EngineFacts) -> tuple[BaseModules | None, BaseModules | None]:
         own = await _read_folder(self._own) if self._own else None
