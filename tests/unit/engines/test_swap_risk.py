@@ -59,7 +59,7 @@ def test_what_an_engine_had_is_known_of_one_process_and_of_so_many_names():
     assert there.seconds_since("n0", 7.0) == 1
     there.note("1", ["one more"], 7.0)
     assert there.seconds_since("a", 7.0) is None, "it was there last before all others"
-    there.note("2", ["c"], 8.0)
+    there.note("2", ["c"], 8.0, was_asked=True)
     assert (there.seconds_since("n9998", 9.0), there.seconds_since("c", 9.0)) == (None, 1)
 
 

@@ -113,6 +113,7 @@ async def test_a_gateway_that_is_gone_without_a_word_has_no_requests_on_their_wa
     async with running(admin) as (ports, pages), Proxy(ports.grpc_port) as proxy:
         await eventually(lambda: is_ready(pages))
         async with asked_by_a_gateway(proxy.endpoint):
+            await asyncio.sleep(1.0)  # gRPC's own ping of the exchange, which would be missed too, is over by then
             proxy.strand()
 
             async def is_given_back() -> bool:

@@ -349,7 +349,7 @@ def test_a_pod_takes_the_place_of_none_but_its_own_kind():
 
 def test_a_pod_takes_the_place_of_one_of_its_deployment_in_another_zone():
     """S7: its zone is that of the node on which it is made anew; the lost one was waited for in its own for a day."""
-    lost, other, new = "vllm-68b4f9c9d7-x2x7k", "vllm-68b4f9c9d7-8lw9b", "vllm-7d9c5b6f4c-bbbbb"
+    lost, other, new = "vllm-68b4f9c9d7-8lw9b", "vllm-68b4f9c9d7-x2x7k", "vllm-7d9c5b6f4c-bbbbb"
     zone = {name: pods(name, labels={"zone": where}) for name, where in ((lost, "a"), (other, "b"), (new, "b"))}
     before = remembering(NOBODY, [*zone[lost], *zone[other]], {}, NOW)
     both = remembering(before, [], {}, seconds(600))
