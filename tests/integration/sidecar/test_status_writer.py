@@ -99,6 +99,8 @@ async def test_who_ends_in_order_says_so_unless_it_lost_its_id(status_writer, pu
     monkeypatch.setattr("sidecar.report.writer.LOOK_SECONDS", 3600.0)  # it runs on here, and would come back
     left = Keys(etcd.prefix).left(POOL, "r1")
     await eventually(lambda: says(published, 1))
+    status_writer.announcement.offer(lambda: status(2))  # the look before this one may be over in a moment
+    await eventually(lambda: says(published, 2))
     await status_writer.say_left()
     assert not await published.owner()
     (kv,) = (await published.client.range(Range(left))).kvs
