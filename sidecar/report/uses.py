@@ -133,6 +133,7 @@ class UseTeller:
         self._asked = asked
         self._known = KnownUses()
         self._is_told = False
+        self._lives_of: tuple[DesiredState | None, dict[str, tuple[str, int]]] = (None, {})
 
     async def run(self) -> None:
         """Looks until it is cancelled."""
@@ -143,7 +144,9 @@ class UseTeller:
     async def look(self) -> float:
         """Looks once, and tells; returns the seconds until the next look."""
         desired = self._mailbox.snapshot.desired
-        lives = lives_of(desired)
+        if desired is not self._lives_of[0]:  # many thousand adapters are walked through only once they changed
+            self._lives_of = (desired, lives_of(desired))
+        lives = self._lives_of[1]
         seconds = tell_seconds(min((ttl for _, ttl in lives.values()), default=0)) if lives else IDLE_SECONDS
         asked = frozenset(self._asked)
         self._asked.clear()
