@@ -110,11 +110,18 @@ def check_one_transaction(changes: Sequence[Change]) -> None:
 
 
 def apply_split(
-    client: AdminClient, changes: Sequence[Change], request_id: str, *, dry_run: bool, retry: str | None = None
+    client: AdminClient,
+    changes: Sequence[Change],
+    request_id: str,
+    *,
+    dry_run: bool,
+    retry: str | None = None,
+    apart: bool = False,
 ) -> list[Outcome]:
     """Sends the changes in as many transactions as it takes, and goes on after one was refused.
 
-    After one that found no answer the rest is not tried, since that would only wait as long again for each.
+    `apart`: what is refused is halved until nothing but what is refused by itself is left out. After one that found no
+    answer the rest is not tried, since that would only wait as long again for each.
     """
     waiting = deque(part for batch in by_pool(changes, request_id) for part in _sendable(batch))
     outcomes: list[Outcome] = []
@@ -123,7 +130,7 @@ def apply_split(
         try:
             outcomes.append(_send(client, batch, dry_run=dry_run, retry=retry))
         except CliError as error:
-            parts = _parts(batch, error.failure)
+            parts = _parts(batch, error.failure, apart=apart)
             waiting.extendleft(reversed(parts))
             if not parts:
                 outcomes.append(NotApplied(batch, error.failure))
@@ -199,12 +206,15 @@ def step_of_changes(request_id: str, step: str, changes: Iterable[Change]) -> st
     return step_id(request_id, step, [pb.ApplyAdaptersRequest(pool=one.pool, changes=[one.wire]) for one in changes])
 
 
-def _parts(batch: ChangeBatch, failure: CommandFailure) -> list[ChangeBatch]:
-    """Smaller batches if the failure says that this one was too large and how many changes fit; else none."""
-    fits = failure.metadata.get("max_changes", "")
-    if failure.reason != Reason.TOO_MANY_CHANGES or not fits.isdecimal():
-        return []
-    return split(batch, int(fits)) if 0 < int(fits) < len(batch.changes) else []
+def _parts(batch: ChangeBatch, failure: CommandFailure, *, apart: bool) -> list[ChangeBatch]:
+    """Smaller batches if the failure says that this one was too large and how many changes fit; else none.
+
+    `apart`: halves also of one that was refused otherwise.
+    """
+    count, fits = len(batch.changes), failure.metadata.get("max_changes", "")
+    if failure.reason == Reason.TOO_MANY_CHANGES and fits.isdecimal():
+        return split(batch, int(fits)) if 0 < int(fits) < count else []
+    return split(batch, (count + 1) // 2) if apart and failure.exit is Exit.REFUSED and count > 1 else []
 
 
 def _send(client: AdminClient, batch: ChangeBatch, *, dry_run: bool, retry: str | None) -> Applied:

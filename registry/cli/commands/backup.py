@@ -12,7 +12,7 @@ from typing import Annotated
 import click
 
 from registry.cli import options
-from registry.cli.apply import ApplyOrder, send
+from registry.cli.apply import ApplyOrder
 from registry.cli.backup import (
     Name,
     RestoredQuota,
@@ -24,7 +24,7 @@ from registry.cli.backup import (
     records_of,
     state_of,
 )
-from registry.cli.change.sets import Change, Outcome, step_id, step_of_changes
+from registry.cli.change.sets import Change, Outcome, apply_split, step_id, step_of_changes
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.removal import agree
@@ -176,9 +176,9 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
     _restore_pools(client, plan, request_id)
     for name in plan.histories:
         _restore_history(client, saved, name, request_id)
-    outcomes = [*_send(client, "others", _deletions(plan), request_id, order)]
+    outcomes = _send(client, "others", _deletions(plan), request_id)
     check_applied(outcomes)
-    outcomes += _send(client, "adapters", _upserts(plan), request_id, order)
+    outcomes += _send(client, "adapters", _upserts(plan), request_id, apart=True)
     if session.printer().is_table:
         print_table(session.printer(), outcomes, dry_run=False)
     check_applied(outcomes)
@@ -187,9 +187,10 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
 
 
 def _send(
-    client: AdminClient, step: str, changes: Sequence[Change], request_id: str, order: ApplyOrder
-) -> Sequence[Outcome]:
-    return send(client, changes, step_of_changes(request_id, step, changes), order)
+    client: AdminClient, step: str, changes: Sequence[Change], request_id: str, *, apart: bool = False
+) -> list[Outcome]:
+    turn = step_of_changes(request_id, step, changes)
+    return apply_split(client, changes, turn, dry_run=False, apart=apart)
 
 
 def _restore_history(client: AdminClient, saved: StoredState, name: Name, request_id: str) -> None:

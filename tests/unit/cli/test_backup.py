@@ -34,7 +34,7 @@ from registry.model.records import (
 )
 from registry.model.stored import Stored
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import FakeAdmin, Refusal
+from tests.support.fake_admin import FakeAdmin, Refusal, applied
 
 
 def stored(key: str, record: Stored | bytes, etag: str = "7") -> pb.StoredRecord:
@@ -276,6 +276,30 @@ def test_the_same_restoration_goes_on_where_it_broke_off(cli, store):
             sent.setdefault(one.request_id, set()).add(one.SerializeToString(deterministic=True))
     assert [*map(len, sent.values())] == [1] * len(sent)
     assert len([one for name, one in store.requests if name == "ApplyAdapters"]) == 2
+
+
+def test_an_adapter_that_is_refused_keeps_no_other_from_being_restored(cli, admin, tmp_path):
+    """W6: a backup may hold what no change can make any more, as a source without a digest in a pool that asks for one
+    since. All of it is told; the same command finds nothing but that to do.
+    """
+    names = [f"n{number}" for number in range(9)]
+    values = [pb.StoredRecord(key=f"adapters/dev/{one}", value=adapter(one).to_bytes()) for one in names]
+    (tmp_path / "b.jsonl").write_bytes(text([POOL, *values]))
+    restored: list[str] = []
+
+    def answer(request: pb.ApplyAdaptersRequest) -> object:
+        asked = [one.upsert.name for one in request.changes]
+        if not {"n1", "n6"}.isdisjoint(asked):
+            return Refusal(grpc.StatusCode.FAILED_PRECONDITION, "DIGEST_REQUIRED", "give that of `loraplane digest`")
+        restored.extend(asked)
+        return applied(request)
+
+    admin.answers |= {"ReadBackup": [pb.ReadBackupResponse(records=[POOL], revision=12)], "ApplyAdapters": [answer]}
+    ran = cli("restore", "b.jsonl", "--yes")
+    assert (ran.code, sorted(restored)) == (4, [one for one in names if one not in {"n1", "n6"}])
+    assert "2 of 7 transactions were not applied" in ran.err
+    asked = admin.asked("ApplyAdapters")
+    assert len({one.request_id for one in asked}) == len(asked)
 
 
 def sealed(*lines: object) -> bytes:
