@@ -37,10 +37,15 @@ def rollout_of(record: AdapterRecord, wanted: AdapterSpec) -> CanaryRollout | No
     return stable.model_copy(update={"halted": ""})
 
 
+def has_places(spec: AdapterSpec) -> bool:
+    """False if more canaries are asked for than replicas are to serve the adapter."""
+    return spec.placement.replicas == "all" or _canaries(spec) <= spec.placement.replicas
+
+
 def check_strategy(spec: AdapterSpec, *, field: str) -> None:
     """Raises InvalidArgument if more canaries are asked for than replicas are to serve the adapter."""
-    wanted, serving = _canaries(spec), spec.placement.replicas
-    if serving != "all" and wanted > serving:
+    if not has_places(spec):
+        wanted, serving = _canaries(spec), spec.placement.replicas
         raise InvalidArgument(
             Reason.INVALID_FIELD,
             f"{wanted} canaries are more than the {serving} replicas of its placement; use at most {serving}",

@@ -22,6 +22,7 @@ from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, Po
 from registry.model.status import ScaledReplicas
 from registry.transactions.adapters import draft_of
 from registry.transactions.builder import Planned, finish
+from registry.transactions.canaries import has_places
 from registry.transactions.changes import (
     AbortRollout,
     ExpireAdapter,
@@ -85,6 +86,12 @@ def _running(record: AdapterRecord) -> CanaryRollout:
 _FOR_ALL = ("enabled", "load", "placement", "priority")
 
 
+def _taken_back(running: CanaryRollout, spec: AdapterSpec) -> AdapterSpec:
+    """The spec after the end of a rollout. Canaries for which the placement has no places any more stay, too."""
+    back = running.stable_spec.model_copy(update={name: getattr(spec, name) for name in _FOR_ALL})
+    return back if has_places(back) else back.model_copy(update={"strategy": spec.strategy})
+
+
 def _step(
     change: RolloutChange, running: CanaryRollout, target: StepTarget, present: Present[AdapterRecord], context: Context
 ) -> AdapterStep:
@@ -92,8 +99,7 @@ def _step(
         case PromoteRollout():
             return rollout_step(target, present, None, context)
         case AbortRollout():
-            kept = {name: getattr(present.record.spec, name) for name in _FOR_ALL}
-            return put_step(target, running.stable_spec.model_copy(update=kept), context, goes_on=False)
+            return put_step(target, _taken_back(running, present.record.spec), context, goes_on=False)
         case HaltRollout(why=why):
             return rollout_step(target, present, running.model_copy(update={"halted": why}), context)
     assert_never(change)

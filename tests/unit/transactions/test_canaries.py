@@ -17,6 +17,7 @@ from registry.transactions.changes import (
     PromoteRollout,
     Remove,
     RollbackAdapter,
+    Upsert,
 )
 from registry.transactions.supported import check_supported
 from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
@@ -119,6 +120,17 @@ def test_who_takes_canaries_back_of_what_was_lazy_makes_nothing_that_no_sidecar_
     author.change(ABORT)
     assert record(author).spec == spec(strategy=None, placement=Placement(replicas=2))
     check_supported(record(author).spec, field="spec")
+
+
+def test_who_takes_canaries_back_leaves_no_more_of_them_than_there_are_places(author):
+    """W6: else whoever publishes next, and says nothing of canaries, is refused; so is a backup of that."""
+    three = Strategy(canary=Canary(replicas=3))
+    author.change(put("v1", strategy=three, placement=Placement(replicas=3)))
+    author.change(put("v2", strategy=ONE, placement=Placement(replicas=2)))
+    author.change(ABORT)
+    assert record(author).spec == spec("v1", strategy=ONE, placement=Placement(replicas=2))
+    author.change(applying(Upsert(NAME, spec("v3"), fields=("source",))))
+    assert record(author).rollout.stable_generation == 4
 
 
 def test_history_tells_of_what_never_got_past_its_canaries(author):
