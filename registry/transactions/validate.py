@@ -58,7 +58,8 @@ def make_existing_etag(text: str, *, field: str) -> int | None:
 def make_upsert(name: str, spec: Mapping[str, object], etag: str, *, field: str) -> Upsert:
     """An upsert; `field` is the path of the change, e.g. ``changes[2]``. Raises InvalidArgument."""
     made = _validated(AdapterSpec, spec, field=f"{field}.upsert.spec")
-    _check_spec(made, field=f"{field}.upsert.spec")
+    check_supported(made, field=f"{field}.upsert.spec")
+    check_strategy(made, field=f"{field}.upsert.spec")
     return Upsert(name, made, make_etag(etag, field=f"{field}.etag"))
 
 
@@ -83,11 +84,6 @@ def make_update(
     given = {one: spec[one] for one in mask}
     made = _validated(AdapterSpec, {"source": {"uri": "file:///-"}, **given}, field=f"{field}.update.spec")
     return Upsert(name, made, make_etag(etag, field=f"{field}.etag"), tuple(sorted(set(mask))))
-
-
-def _check_spec(spec: AdapterSpec, *, field: str) -> None:
-    check_supported(spec, field=field)
-    check_strategy(spec, field=field)
 
 
 def make_apply(
@@ -193,9 +189,9 @@ def _restored(kind: type[KeptT], pool: str, name: str, value: bytes, field: str)
     check_adapter_name(record.name, field=f"{field}.name")
     _check_fit(record, field=field)
     _check_told(record, field=field)
-    _check_spec(record.spec, field=f"{field}.spec")
+    check_supported(record.spec, field=f"{field}.spec")  # more canaries than places may be there of an abortion
     if record.rollout is not None:
-        _check_spec(record.rollout.stable_spec, field=f"{field}.rollout.stable_spec")
+        check_supported(record.rollout.stable_spec, field=f"{field}.rollout.stable_spec")
         if record.rollout.stable_generation >= record.generation:
             message = f"what others serve than canaries came before generation {record.generation}"
             raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.rollout.stable_generation")

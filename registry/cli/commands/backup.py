@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from registry.cli.backup import (
     records_of,
     state_of,
 )
-from registry.cli.change.sets import Change, Outcome, apply_split, step_id, step_of_changes
+from registry.cli.change.sets import Change, ChangeBatch, NotApplied, Outcome, apply_split, step_id, step_of_changes
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.removal import agree
@@ -34,7 +34,7 @@ from registry.cli.views.report import check_applied, print_table
 from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.model.messages import pool_message, spec_message
-from registry.model.names import name_of_key
+from registry.model.names import name_key, name_of_key
 from registry.runtime.own_paths import write_whole
 from registry.v1 import registry_pb2 as pb
 
@@ -174,11 +174,10 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
     for quota in [one for one in plan.tenants if one.rises]:
         _set_quota(client, quota, quota.etag, request_id)
     _restore_pools(client, plan, request_id)
-    for name in plan.histories:
-        _restore_history(client, saved, name, request_id)
+    refused = {name: one for name in plan.histories if (one := _refused_history(client, saved, name, request_id))}
     outcomes = _send(client, "others", _deletions(plan), request_id)
     check_applied(outcomes)
-    outcomes += _send(client, "adapters", _upserts(plan), request_id, apart=True)
+    outcomes += [*refused.values(), *_send(client, "adapters", _upserts(plan, refused), request_id, apart=True)]
     if session.printer().is_table:
         print_table(session.printer(), outcomes, dry_run=False)
     check_applied(outcomes)
@@ -193,13 +192,24 @@ def _send(
     return apply_split(client, changes, turn, dry_run=False, apart=apart)
 
 
-def _restore_history(client: AdminClient, saved: StoredState, name: Name, request_id: str) -> None:
-    """Each call puts one generation in, and changes nothing once all are there."""
+def _refused_history(client: AdminClient, saved: StoredState, name: Name, request_id: str) -> NotApplied | None:
+    """Puts the history of a name in; the refusal, if there is one. A name without its history is not created either.
+
+    Each call puts one generation in, and changes nothing once all are there.
+    """
     generations, asked = len(saved.history.get(name, ())) + (name in saved.adapters), _history(saved, name)
     ids = [step_id(request_id, f"history{turn}", [asked]) for turn in range(generations)]
     for asked.request_id in ids:
-        if not client.unary(api.RESTORE_HISTORY, asked).changed:
-            return
+        try:
+            if not client.unary(api.RESTORE_HISTORY, asked).changed:
+                return None
+        except CliError as error:
+            if error.failure.exit is not Exit.REFUSED:
+                raise
+            where = ": ".join(filter(None, (f"history of {asked.pool}/{asked.name}", error.failure.field)))
+            failure = replace(error.failure, field=where)
+            return NotApplied(ChangeBatch(asked.pool, (), asked.request_id), failure)
+    return None
 
 
 def _restore_pools(client: AdminClient, plan: RestorePlan, request_id: str) -> None:
@@ -249,9 +259,9 @@ def _deletions(plan: RestorePlan) -> list[Change]:
     return [Change(pool, pb.AdapterChange(delete=name, etag=etag), name) for pool, name, etag in plan.others]
 
 
-def _upserts(plan: RestorePlan) -> list[Change]:
+def _upserts(plan: RestorePlan, left_out: Container[Name]) -> list[Change]:
     found: list[Change] = []
-    for one in (*plan.updates, *plan.creates):
+    for one in (it for it in (*plan.updates, *plan.creates) if (it.pool, name_key(it.name)) not in left_out):
         upsert = pb.Adapter(name=one.name, pool=one.pool, spec=spec_message(one.spec))
         found.append(Change(one.pool, pb.AdapterChange(upsert=upsert, etag=one.etag), one.name))
     return found

@@ -302,6 +302,28 @@ def test_an_adapter_that_is_refused_keeps_no_other_from_being_restored(cli, admi
     assert len({one.request_id for one in asked}) == len(asked)
 
 
+def test_a_history_that_is_refused_keeps_its_adapter_alone_from_being_restored(cli, admin, tmp_path):
+    """W6: without what was known of its generations, the name could have one of them again."""
+    names = ["bad", "gone", "good"]
+    values = [pb.StoredRecord(key=f"adapters/dev/{one}", value=adapter(one).to_bytes()) for one in ("bad", "good")]
+    values += [retired(one, 1) for one in names]
+    (tmp_path / "b.jsonl").write_bytes(text([POOL, *values]))
+
+    def answer(request: pb.RestoreHistoryRequest) -> object:
+        refusal = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "a break", where="generations[0].name")
+        return refusal if request.name == "bad" else pb.RestoreHistoryResponse(changed=True)
+
+    admin.answers |= {"ReadBackup": [pb.ReadBackupResponse(records=[POOL], revision=12)], "RestoreHistory": [answer]}
+    ran = cli("restore", "b.jsonl", "--yes")
+    assert (ran.code, "INVALID_FIELD: history of dev/bad: generations[0].name: " in ran.err) == (4, True)
+    [asked] = admin.asked("ApplyAdapters")
+    assert [one.upsert.name for one in asked.changes] == ["good"]
+    assert [one.name for one in admin.asked("RestoreHistory")] == ["bad", "gone", "good", "good"]
+    admin.answers["RestoreHistory"] = [Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")]
+    unanswered = cli("restore", "b.jsonl", "--yes", "--timeout", "0.1")
+    assert (unanswered.code, len(admin.asked("ApplyAdapters"))) == (6, 1)
+
+
 def sealed(*lines: object) -> bytes:
     """A file of these lines whose checksum is right."""
     body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
