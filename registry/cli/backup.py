@@ -190,7 +190,7 @@ class RestorePlan:
         tenants: those with another quota.
         histories: names of adapters that do not exist, whose generations are put into history.
         others: adapters that the backup does not have, with their etags.
-        canaries: those of which only canaries had the newest generation: what all others served is restored.
+        canaries: those to write of which only canaries had the newest generation: what all others served is restored.
         too_high: names whose history is left out, since it begins too far above what is known of them now.
     """
 
@@ -255,7 +255,11 @@ def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:
             for (pool, key), record in sorted(now.adapters.items())
             if f"adapters/{pool}/{key}" not in backup.etags
         ],
-        canaries=[f"{one.pool}/{one.name}" for one in backup.adapters.values() if one.rollout is not None],
+        canaries=[
+            f"{one.pool}/{one.name}"
+            for one in (*updates, *creates)
+            if backup.adapters[one.pool, name_key(one.name)].rollout is not None
+        ],
         too_high=[f"{pool}/{key}" for pool, key in too_high],
     )
 

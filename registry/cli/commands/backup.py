@@ -180,9 +180,15 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
     outcomes += [*refused.values(), *_send(client, "adapters", _upserts(plan, refused), request_id, apart=True)]
     if session.printer().is_table:
         print_table(session.printer(), outcomes, dry_run=False)
-    check_applied(outcomes)
+    check_applied(one for one in outcomes if not _is_refused(one))
     for quota in [one for one in plan.tenants if not one.rises]:
         _set_quota(client, quota, _unchanged(client, quota), request_id)
+    check_applied(outcomes)
+
+
+def _is_refused(one: Outcome) -> bool:
+    """True for what no other run would do either before somebody mends it: all else is restored without it."""
+    return isinstance(one, NotApplied) and one.failure.exit is Exit.REFUSED
 
 
 def _send(

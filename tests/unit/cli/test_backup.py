@@ -280,11 +280,11 @@ def test_the_same_restoration_goes_on_where_it_broke_off(cli, store):
 
 def test_an_adapter_that_is_refused_keeps_no_other_from_being_restored(cli, admin, tmp_path):
     """W6: a backup may hold what no change can make any more, as a source without a digest in a pool that asks for one
-    since. All of it is told; the same command finds nothing but that to do.
+    since. All of it is told; the same command finds nothing but that to do. W5: quotas hold from then on, too.
     """
     names = [f"n{number}" for number in range(9)]
     values = [pb.StoredRecord(key=f"adapters/dev/{one}", value=adapter(one).to_bytes()) for one in names]
-    (tmp_path / "b.jsonl").write_bytes(text([POOL, *values]))
+    (tmp_path / "b.jsonl").write_bytes(text([POOL, *values, tenant("t", 5)]))
     restored: list[str] = []
 
     def answer(request: pb.ApplyAdaptersRequest) -> object:
@@ -300,6 +300,9 @@ def test_an_adapter_that_is_refused_keeps_no_other_from_being_restored(cli, admi
     assert "2 of 7 transactions were not applied" in ran.err
     asked = admin.asked("ApplyAdapters")
     assert len({one.request_id for one in asked}) == len(asked)
+    assert [one.tenant.max_adapters for one in admin.asked("SetTenant")] == [5]
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH")]
+    assert (cli("restore", "b.jsonl", "--yes").code, len(admin.asked("SetTenant"))) == (5, 1)
 
 
 def test_a_history_that_is_refused_keeps_its_adapter_alone_from_being_restored(cli, admin, tmp_path):
@@ -370,7 +373,8 @@ def test_of_canaries_what_all_others_served_is_restored():
         plan = plan_restore(state_of([trial]), StoredState())
         kept = stable.model_dump(include={"source", "base_model", "credentials", "prepare", "expect"})
         assert plan.creates[0].spec == AdapterSpec(**new.model_dump() | kept)
-        assert (plan.canaries, plan_restore(state_of([trial]), state_of([trial])).same) == (["dev/a"], 1)
+        again = plan_restore(state_of([trial]), state_of([trial]))
+        assert (plan.canaries, again.canaries, again.same) == (["dev/a"], [], 1), "who is left on trial is told of none"
         now = state_of([stored("adapters/dev/a", adapter("a"), "9")])
         [update] = plan_restore(state_of([trial]), now).updates
         assert (update.etag, update.spec.source.uri) == ("9", "s3://b/old")
