@@ -18,7 +18,7 @@ from typing import assert_never
 from registry.etcd3.ops import Range
 from registry.model.errors import Conflict, FailedPrecondition, InvalidArgument, Reason
 from registry.model.keys import Keys
-from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, PoolSpec
+from registry.model.records import LIFE, AdapterRecord, AdapterSpec, CanaryRollout, PoolSpec
 from registry.model.status import ScaledReplicas
 from registry.transactions.adapters import draft_of
 from registry.transactions.builder import Planned, finish
@@ -87,8 +87,12 @@ _FOR_ALL = ("enabled", "load", "placement", "priority")
 
 
 def _taken_back(running: CanaryRollout, spec: AdapterSpec) -> AdapterSpec:
-    """The spec after the end of a rollout. Canaries for which the placement has no places any more stay, too."""
-    back = running.stable_spec.model_copy(update={name: getattr(spec, name) for name in _FOR_ALL})
+    """The spec after the end of a rollout, which leaves how long it lives, so that it has none of that.
+
+    Canaries for which the placement has no places any more stay, too.
+    """
+    kept = {name: getattr(spec, name) for name in _FOR_ALL}
+    back = running.stable_spec.model_copy(update=kept | dict.fromkeys(LIFE))
     return back if has_places(back) else back.model_copy(update={"strategy": spec.strategy})
 
 

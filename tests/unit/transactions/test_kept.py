@@ -8,7 +8,14 @@ import pytest
 
 from registry.model.errors import FailedPrecondition, InvalidArgument
 from registry.model.records import Canary, PoolLimits, RetiredRecord, Strategy
-from registry.transactions.changes import AbortRollout, CreatePool, PromoteRollout, Remove, RollbackAdapter
+from registry.transactions.changes import (
+    AbortRollout,
+    CreatePool,
+    PromoteRollout,
+    Remove,
+    RollbackAdapter,
+    UpdatePool,
+)
 from registry.transactions.validate import make_update
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
@@ -94,6 +101,19 @@ def test_what_canaries_alone_had_is_not_kept(author: Author):
     author.change(AbortRollout(POOL, NAME, 0, None))
     assert kept(author) == []
     check_history(KEYS, author.etcd.history)
+
+
+@pytest.mark.parametrize("pool", [PoolLimits(max_adapters=3), None])
+def test_what_was_kept_once_holds_up_no_end_of_a_rollout(author: Author, pool: PoolLimits | None):
+    """R25: how many are kept is none of a generation's, so that nobody asks whether there is room for what was."""
+    strategy = Strategy(canary=Canary(replicas="50%"))
+    author.change(put("v1", 5, strategy=strategy))
+    author.change(put("v2", None, strategy=strategy))
+    fields = frozenset({"engine_names"} if pool is None else {"max_adapters"})
+    author.change(UpdatePool(POOL, (), pool or PoolLimits(), fields=fields))
+    author.change(AbortRollout(POOL, NAME, 0, None))
+    found = record(author)
+    assert (found.generation, found.spec.keep, found.spec.source.uri) == (3, None, "file:///a/v1")
 
 
 def test_a_pool_with_plain_names_keeps_none():
