@@ -42,9 +42,11 @@ def test_a_use_is_told_by_the_revision_before_which_it_was_whatever_generation_i
     assert second.used == {"acme%2Fa": 21, "c": 21}
     assert reported_uses(second, 20, LIVES).names == [("Acme/A", 21)], "of others nobody asks"
     left = desired(kv("Acme/A", 1, **USE), kv("d", 4, load="lazy", **USE))
-    third = followed(second, UseLook("e", activity({"acme/a": 30.0}, {"d": 2}), 30, 120.0, 120.0), 20, left)
+    third = followed(second, UseLook("e", activity({"acme/a": 13.1}, {"d": 2}), 30, 120.0, 120.0), 20, left)
     assert third.used == {"acme%2Fa": 21, "d": 31}, "R16: of what is deleted nothing is remembered"
     assert reported_uses(third, 30, LIVES) == ReportedUses(since=11, until=30, names=[("Acme/A", 21), ("d", 31)])
+    again = followed(second, UseLook("e", activity({"d": 12.9}), 30, 120.0, 120.0), 20, left)
+    assert again.used == third.used, "it may have come after the engine was asked, and before it had answered"
 
 
 def test_of_what_nobody_knows_any_adapter_may_have_been_used_until_then():
@@ -126,6 +128,27 @@ async def test_it_is_told_at_each_look_and_taken_back_once_nothing_is_known():
     scene.mailbox.post(Snapshot(desired=desired(kv("c", 3))))
     assert await scene.teller.look() == IDLE_SECONDS
     assert scene.told[4:] == [None]
+
+
+async def test_what_comes_while_the_engine_is_asked_is_told_by_the_next_look():
+    """R25: a revision that the store reached meanwhile is not vouched for, and no question is forgotten."""
+    scene = Scene()
+    await scene.teller.look()
+    answer = scene.activity
+
+    async def answering() -> EngineActivity:
+        scene.asked.add("d")
+        scene.revision = 25
+        return await answer()
+
+    scene.activity = answering  # type: ignore[method-assign]
+    scene.time, scene.revision = 110, 20
+    await scene.teller.look()
+    assert scene.told[1:] == [ReportedUses(since=11, until=20)]
+    scene.activity = answer  # type: ignore[method-assign]
+    scene.time = 120
+    await scene.teller.look()
+    assert scene.told[2:] == [ReportedUses(since=11, until=25, names=[("d", 26)])]
 
 
 async def test_what_the_engine_asked_for_was_used_though_it_is_loaded_no_more():
