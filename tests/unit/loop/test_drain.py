@@ -96,6 +96,20 @@ def test_proofs_too_close_together_are_one_and_two_take_less_than_half_a_minute(
     assert 2.0 < GAP <= 20.0
 
 
+@pytest.mark.parametrize(("began", "seconds"), [(GRACE - 1.0, 2.0), (GRACE + GAP + 0.1, GAP)], ids=["grace", "gap"])
+def test_what_an_engine_says_late_is_of_the_moment_at_which_it_was_asked(unloaded, began, seconds):
+    """R7: it may have looked at once, and answered only after the grace, or long after it was asked the last time."""
+    unloaded.now = GRACE + GAP
+    if began > GRACE:
+        unloaded.ask()
+    said = DrainEvidence("e1", 0, 0, frozenset())
+    unloaded.drain_tracker.testify(said, asked_at=began, now=began + seconds)
+    unloaded.now = GRACE + GAP + seconds
+    assert unloaded.drain_tracker.proven() == set()
+    unloaded.ask()
+    assert (unloaded.drain_tracker.proven() == {"X"}) is (began > GRACE)
+
+
 @pytest.mark.parametrize(
     "evidence",
     [

@@ -113,6 +113,16 @@ async def test_what_is_distrusted_during_a_look_is_looked_at_again():
     assert (eyes.engine.looks, eyes.woken) == (2, [True])
 
 
+async def test_a_look_is_as_old_as_its_beginning():
+    """R9 status-truth: what is told with it was so then, and need not be any more when an engine answers late."""
+    eyes = Eyes()
+    eyes.engine.during = lambda: vars(eyes.chance).update({NOW: 14.0})
+    await eyes.look(10.0)
+    assert eyes.observer.observed_at == 10.0
+    await eyes.observer.look_at_most_old(4.0)
+    assert eyes.engine.looks == 2
+
+
 @pytest.mark.parametrize("says", [True, False, None])
 async def test_an_engine_hangs_only_if_it_was_asked_to_generate_and_did_not(says):
     """R18: one that completes nothing does not."""
