@@ -114,14 +114,33 @@ async def test_what_is_loaded_again_in_between_stays(server, lists):
         await adapters.show("y", "/old/x")
 
 
+async def test_what_is_loaded_while_the_list_is_written_is_in_the_next_one(server, lists):
+    async def writing(adapters: Mapping[str, EngineAdapter]) -> dict[str, Any]:
+        if "x" in adapters:
+            server.load("y", "/y")
+        return await lists(adapters)
+
+    server.lister = writing
+    listing = PublicListing(server)
+    assert [names(await listing.page(whole=False)) for _ in range(2)] == [["x"], ["x", "y"]]
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["refused", "nobody waits"])
 @virtual
-async def test_weights_that_the_engine_refuses_do_not_keep_the_name(server, lists, files):
-    """R6 unload-eventual."""
+async def test_weights_that_the_engine_does_not_get_do_not_keep_the_name(server, lists, files, is_left):
+    """R6 unload-eventual: it refuses them, or whoever wanted them has gone meanwhile."""
     adapters = Adapters(server, hide_seconds=5.0)
     await adapters.unload("x")
-    server.fails = RuntimeError("no")
-    with pytest.raises(EngineRefused):
-        await adapters.show("x", files)
+    if is_left:
+        server.gate = asyncio.Event()
+    else:
+        server.fails = RuntimeError("no")
+    show = asyncio.create_task(adapters.show("x", files))
+    await eventually(lambda: server.calls)
+    if is_left:
+        show.cancel()
+    with pytest.raises(asyncio.CancelledError if is_left else EngineRefused):
+        await show
     assert await seen(adapters) == []
     await asyncio.sleep(5.01)
     assert server.paths() == {}
