@@ -155,9 +155,11 @@ async def test_the_weights_that_a_name_ever_had_are_kept_where_the_engine_rememb
     assert dict((await again.observe()).past) == {}, "of another process"
 
 
-async def crowded(max_loras: int, *listed: str, running: str = "x") -> tuple[SimulatedVllm, VllmEngine, InMemory]:
+async def crowded(
+    max_loras: int, *listed: str, running: str = "x", **options: bool
+) -> tuple[SimulatedVllm, VllmEngine, InMemory]:
     """An engine with so many slots and names that has a request for one of these, which does not end."""
-    engine, driver, way = await ready(replace(PLAIN, max_loras=max_loras), Deadlines(lull_seconds=5.0))
+    engine, driver, way = await ready(replace(PLAIN, max_loras=max_loras, **options), Deadlines(lull_seconds=5.0))
     for name in listed:
         engine.cards[name] = engine.card(name, f"/{name}")
     if running:
@@ -280,16 +282,18 @@ async def test_a_restarted_sidecar_loads_as_carefully_for_a_while_what_an_engine
     assert ("/metrics", "/v1/models") not in calls.together, "nothing is asked in between"
 
 
+@pytest.mark.parametrize("answer", [YES, LOST], ids=["done", "lost"])
 @virtual
-async def test_what_was_only_just_unloaded_counts_from_then_on():
-    """R7: a request that waits may be for it, for two minutes after it went."""
+async def test_what_was_only_just_unloaded_counts_from_then_on(answer):
+    """R7: a request that waits may be for it, for two minutes after it went; also if nobody heard that it did."""
     engine, driver, way = await crowded(1, "x", running="")
     accept(way)
     engine.waiting.append("")
     begin(engine, "")
     end(engine)
     await asyncio.sleep(200.0)
-    assert await driver.unload("x", request_id="r") == Done()
+    way.instead[UNLOAD].appendleft(answer)
+    await driver.unload("x", request_id="r")
     for seconds in (100.0, 10.0):
         assert isinstance(await driver.load("x", "/new", request_id="r"), Transient)
         await asyncio.sleep(seconds)
@@ -329,6 +333,19 @@ async def test_beside_a_decision_nothing_begins_that_brings_the_engine_an_adapte
     end(engine)
     assert await swap == Done()
     assert await driver.load("z", "/z", request_id="r") == Done()
+
+
+@virtual
+async def test_a_load_that_begins_before_a_decision_and_is_sent_after_it_is_not_made_beside_it():
+    """R7: until the engine has said whether it is paused, a swap may have begun to wait for its moment."""
+    _, driver, way = await crowded(2, "x", development=True)
+    accept(way)
+    way.hangs.add("/is_paused")
+    swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
+    await asyncio.sleep(0.5)
+    assert await driver.load("z", "/z", request_id="r") == Transient(ALONE)
+    assert isinstance(await swap, Transient)
+    assert way.changes == []
 
 
 async def test_with_the_plugin_no_load_waits_for_a_moment(a):
