@@ -350,6 +350,26 @@ async def test_what_is_being_synced_is_not_settled_yet(journal, monkeypatch):
     await asyncio.gather(syncing, settling)
 
 
+async def test_what_is_appended_while_the_disk_is_at_work_is_synced_after_it(tmp_path, journal, monkeypatch):
+    """R1, R12: a power cut would take it, for nobody asks for another sync."""
+    loop, appended, synced = asyncio.get_running_loop(), threading.Event(), list[int]()
+
+    def append() -> None:
+        journal.append(change(3))
+        appended.set()
+
+    def slow(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        if not appended.is_set():
+            loop.call_soon_threadsafe(append)
+            assert appended.wait(60)
+
+    monkeypatch.setattr("os.fsync", slow)
+    journal.append(change(2))
+    await journal.settle()
+    assert synced[-1] == (tmp_path / "journal-1").stat().st_size
+
+
 @virtual
 async def test_what_comes_within_a_moment_is_synced_together_and_soon(tmp_path, monkeypatch):
     """R1, R16: a power cut costs a moment at the most; a disk is not asked for each of many changes, nor for none."""

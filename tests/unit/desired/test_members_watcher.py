@@ -277,6 +277,9 @@ async def test_members_are_followed_only_while_somebody_has_to_know_them(told):
     await told.scene.watcher._take(Changed(53, (Event(ONE_MORE.key, 53, ONE_MORE),)))
     await eventually(lambda: told.watches == 2)
     assert told.watcher._attendance.members == {}, "who was alive when they were followed before"
+    told.watcher.look_again()
+    await turns()
+    assert told.members is None
     await told.hear(listed(card("r1"), card("r2")))
     await told.become(fleet("r1", "r2"))
 

@@ -205,6 +205,15 @@ async def test_what_etcd_does_not_answer_is_asked_again(told, monkeypatch):
     assert (told.in_force, told.store.asked) == ((True, 1), [FOLLOWED] * 3)
 
 
+async def test_the_record_waits_if_the_store_comes_in_doubt_while_etcd_is_asked(told, monkeypatch):
+    """R15 brake: the watch on the adapters may find meanwhile that the store is another one."""
+    monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.001)
+    doubt = lambda: setattr(told.cache, "state", Relisting(is_begun=False))  # noqa: E731 - what happens meanwhile
+    told.store.answers = [(EtcdUnavailable("", maybe_applied=False), doubt)]
+    await told.hear(listed(record(1)))
+    assert (told.in_force, told.written) == ((False, None), [])
+
+
 async def test_while_a_list_is_held_the_record_waits_too(told):
     """R15, R2: nobody ever sees a new pool with old adapters."""
     await told.hear(listed(record(1)))

@@ -212,6 +212,16 @@ async def test_a_held_list_comes_in_force_at_once_with_the_record_that_vouches_f
     ]
 
 
+async def test_of_lazy_adapters_a_list_may_lack_as_many_as_of_others(scene):
+    """R15 brake: its share is of all records, whatever is loaded of them."""
+    lazy = [kv(f"n{number}", 1, load="lazy") for number in range(40)]
+    for revision, count in ((50, 40), (60, 28)):
+        await scene.listed(revision, *lazy[:count])
+        assert (scene.state, scene.mailbox.snapshot.desired.count) == (Following(), count)
+    await scene.listed(70, *lazy[:17])
+    assert "lacks 11 of 28" in scene.mailbox.snapshot.held
+
+
 async def test_a_watch_or_a_process_that_ends_while_a_list_is_held_begins_with_a_list(scene, tmp_path):
     """R15 brake, R12: what is held is not resumed, nor what was followed before it. The doubt is on disk at once."""
     await scene.listed(50, *MANY)
@@ -231,6 +241,7 @@ async def test_another_store_behind_the_same_address_is_listed_before_it_is_foll
     played = Played()
     monkeypatch.setattr(module, "Reflector", lambda *_, **__: played)
     await scene.listed(50, *MANY)
+    await scene.take(Disconnected("it is away"))
     before = scene.mailbox.snapshot
     scene.client.epoch = "second"
     played.says.put_nowait(Connected("etcd-1"))
