@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -124,7 +124,15 @@ def test_what_somebody_is_at_work_on_or_leases_after_the_choice_stays(store, mon
     with locked(store.layout.lock(A), Stop()):
         mark_used(store.layout, A, seconds_ago=9999)
         assert store.collect(99) == 10
-    monkeypatch.setattr(store.collector, "_unleased", lambda: store.lease(A, "r2") or [A])
+    whole = gc.locked_at_once
+
+    @contextmanager
+    def leased_first(path: Path) -> Iterator[bool]:
+        store.lease(A, "r2")
+        with whole(path) as is_locked:
+            yield is_locked
+
+    monkeypatch.setattr(gc, "locked_at_once", leased_first)
     assert store.collect(99) == 0
     assert store.here == {A}
 

@@ -93,6 +93,24 @@ def test_a_file_that_somebody_removed_or_changed_is_written_again_with_each_leas
         leases.are_lost()
 
 
+def test_what_is_let_go_of_while_the_file_is_written_is_written_the_next_time(file, monkeypatch):
+    """R16: the event loop lets go while a worker is at it; what stands there keeps its room until then."""
+    leases, whole = opened(file), module.write_atomic
+
+    def amid(path: Path, content: bytes, **more: Path) -> None:
+        leases.let_go({B})
+        whole(path, content, **more)
+
+    monkeypatch.setattr(module, "write_atomic", amid)
+    for one in (A, B):
+        leases.add(one)
+    leases.let_go({A})
+    write(leases, file)
+    assert read_leases(file) == {B}
+    write(leases, file)
+    assert read_leases(file) == set()
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_what_could_not_be_written_is_written_the_next_time(file, monkeypatch, error):
     """R7, fault 25: whatever ended it."""
