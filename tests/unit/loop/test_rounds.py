@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from registry.model.records import SourceSpec
 from registry.runtime.clock import Clock
+from sidecar.desired.informer import Informer
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import EngineUnreachable
-from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
+from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown, Use
 from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
 from sidecar.loop.rounds import ServedNews
@@ -21,6 +23,7 @@ from sidecar.plan.types import KeptAdapter, LazySelection, PendingAdapter, Plan,
 from sidecar.resolver.demand import EXPECT_SECONDS, Answered
 from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import virtual
+from tests.support.records import POOL, kv
 from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, nothing_asked, running, wanting
 from tests.unit.report.test_status import situation
 
@@ -180,6 +183,34 @@ async def test_a_load_without_an_answer_that_the_engine_lists_is_served():
         looks = engine.looks
         await asyncio.sleep(10.0)
         assert engine.looks <= looks + 1, "nothing is in doubt any more"
+
+
+@virtual
+async def test_what_the_engine_may_yet_load_stays_in_use_though_nobody_wants_it_any_more():
+    """R7 files-pinned: a load without an answer, that no listing has told of, by an engine that generates nothing."""
+
+    async def hangs() -> bool:
+        return False
+
+    engine, mailbox, used = Odd(Unknown("no answer"), takes=False), wanting(1, "good-a"), list[AbstractSet[Use]]()
+    engine.turns = hangs  # type: ignore[method-assign]
+    async with running(engine, mailbox, notice=lambda _, uses: used.append(uses)):
+        await asyncio.sleep(1.0)
+        mailbox.post(replace(mailbox.snapshot, desired=desired(2)))
+        await asyncio.sleep(10.0)
+        assert ("good-a", A) in used[-1]
+
+
+@virtual
+async def test_an_engine_that_starts_gets_the_most_important_first_however_new_others_are():
+    """R19: as of its very first plan; what changes from then on is news."""
+    informer, engine = Informer(POOL), Odd()
+    informer.replace(9, [kv("good-a", 2, source="good-a", priority=1), kv("good-b", 9, source="good-b")])
+    mailbox = Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=informer.state))
+    async with running(engine, mailbox):
+        await asyncio.sleep(2.0)
+    assert engine.called == ["load good-a", "load good-b"]
 
 
 @virtual
