@@ -105,6 +105,16 @@ async def test_one_member_of_another_cluster_is_a_wrong_address_and_all_of_them_
 
 
 @played
+async def test_a_store_that_was_set_back_is_listed_before_it_counts_as_the_one_that_was_followed(etcd):
+    """R15, R9: a status would call what it says of it up to date."""
+    etcd.store.put(b"/p/a", b"")
+    heard = Heard(etcd, resume=Resume(99, CLUSTER_ID))
+    await asyncio.sleep(60)
+    assert [type(one) for one in heard.of(Listed, Connected)] == [Listed, Connected]
+    assert heard.causes == [ListCause.WENT_BACK]
+
+
+@played
 async def test_now_and_then_all_is_compared_although_nothing_demands_it(etcd):
     """R3: as often as was said, give or take a quarter; and never where nobody asked for it."""
     etcd.store.put(b"/p/a", b"")

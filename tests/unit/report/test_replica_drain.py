@@ -556,11 +556,13 @@ class HidingEngine:
     def __init__(self, *outcomes: Outcome) -> None:
         self.told: list[tuple[float, float]] = []
         self.kept: list[set[str]] = []
+        self.meanwhile: Callable[[], None] = lambda: None
         self._outcomes = [*outcomes]
 
     async def hide(self, seconds: float, kept: Collection[str] = ()) -> Outcome:
         self.told.append((asyncio.get_running_loop().time(), seconds))
         self.kept.append({*kept})
+        self.meanwhile()
         return self._outcomes.pop(0) if self._outcomes else Done()
 
 
@@ -639,15 +641,18 @@ async def test_an_engine_that_restarted_is_told_again_before_the_replica_may_end
     scene.plan(PLAN, "all")
     work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
     scene.drain.begin(DrainCause.OPERATOR)
-    await asyncio.sleep(1)
+    await asyncio.sleep(1.5)
     assert (engine.kept, await scene.drain.wait(0)) == ([set()], Need.NOTHING)
     scene.plan(PLAN, "all", incarnation="e2")
     assert await scene.drain.wait(0) is Need.TAKEOVER
-    await asyncio.sleep(1.5)
-    assert (engine.kept, await scene.drain.wait(0)) == ([set()] * 2, Need.NOTHING)
+    engine.meanwhile = lambda: scene.plan(PLAN, "all", incarnation="e3")
+    await asyncio.sleep(1)
+    assert (engine.kept, await scene.drain.wait(0)) == ([set()] * 2, Need.TAKEOVER), "which of them heard is not known"
+    await asyncio.sleep(1)
+    assert (engine.kept, await scene.drain.wait(0)) == ([set()] * 3, Need.NOTHING)
     scene.plan(None, is_seen=False)
     await asyncio.sleep(1.5)
-    assert engine.kept == [set()] * 2, "it is away"
+    assert engine.kept == [set()] * 3, "it is away"
     work.cancel()
 
 
