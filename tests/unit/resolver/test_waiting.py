@@ -49,10 +49,18 @@ async def staged(scene: Scene, *names: str) -> None:
     await scene.was_woken()
 
 
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
 @virtual
-async def test_nobody_waits_longer_than_25_seconds():
-    """docs/lazy.md; R8: whatever its files do."""
+async def test_nobody_waits_longer_than_25_seconds(seconds):
+    """docs/lazy.md; R8: whatever its files do, and its engine, which is asked who it is."""
     async with Scene().open() as scene:
+        asked = scene.incarnation
+
+        async def incarnation() -> str:
+            await asyncio.sleep(seconds)
+            return await asked()
+
+        scene.resolver._means = replace(scene.resolver._means, incarnation=incarnation)
         hold(scene, "of-a")
         assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
         assert scene.demand.troubles.of("a") is None

@@ -265,6 +265,27 @@ def test_what_cannot_be_read_is_told_once_and_changes_nothing(followed, capsys):
         FollowedFile(followed.file.with_name("nowhere"), read_credentials, followed.taken.append)
 
 
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path, at_start):
+    """R3: what was read is not what stands there, and nothing about it may change for months."""
+    file, taken, coming = tmp_path / "file", list[str](), ["new"] if at_start else []
+
+    def read(path: Path) -> str:
+        text = path.read_text()
+        if coming:
+            replace(path, coming.pop())
+        return text
+
+    file.write_text("one")
+    followed = FollowedFile(file, read, taken.append)
+    if not at_start:
+        replace(file, "two")
+        coming.append("new")
+        followed.refresh()
+    followed.refresh()
+    assert taken == ["one", *([] if at_start else ["two"]), "new"]
+
+
 @pytest.mark.parametrize(
     ("at", "error"), [("read", OSError("away")), ("read", ZeroDivisionError()), ("take", ZeroDivisionError())], ids=str
 )
