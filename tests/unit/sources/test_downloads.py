@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpcore
 import pytest
 
-from registry.sources.base import ArtifactError, SourceLimits, Stop
+from registry.sources.base import ArtifactError, SourceLimits, Stop, TrustedAuthorities
 from registry.sources.getter import SourceResponse
 from registry.sources.http import Web, receive_file
 from registry.sources.urls import parse_url
@@ -209,6 +210,23 @@ def test_authorities_are_read_again_where_a_file_names_them(monkeypatch, tmp_pat
     assert tls.newest() is before
     shutil.copy(Authority(tmp_path / "new", "new").certificate, file)
     assert [one["subject"] for one in tls.newest().get_ca_certs()] != [one["subject"] for one in before.get_ca_certs()]
+
+
+def test_authorities_that_are_replaced_while_they_are_read_are_read_again(tmp_path):
+    """A6: whom they left out is trusted until then, and nothing about the file may change for months."""
+    file = tmp_path / "authorities"
+    old, new = (Authority(tmp_path / name, name).certificate for name in ("old", "new"))
+    shutil.copy(old, file)
+    coming = [new]
+
+    def read() -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(file))
+        if coming:
+            shutil.copy(coming.pop(), file)
+        return context
+
+    subjects = [one["subject"] for one in TrustedAuthorities(file, read).newest().get_ca_certs()]
+    assert subjects == [one["subject"] for one in ssl.create_default_context(cafile=str(new)).get_ca_certs()]
 
 
 def test_authorities_that_cannot_be_read_are_told(monkeypatch, tmp_path):

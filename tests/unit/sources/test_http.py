@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from email.utils import formatdate
 
 import pytest
 
@@ -177,10 +178,12 @@ def test_five_redirects_are_followed_and_no_sixth(site, web):
     assert refusal(team(web, site)).reason == "source_io"
 
 
+@pytest.mark.parametrize("is_date", [False, True])
 @pytest.mark.parametrize(("status", "reason"), [(429, "rate_limited"), (503, "source_io")])
-def test_who_wants_to_be_left_alone_is_left_alone(site, web, status, reason):
-    """S6, R8: for as long as it says, by all stagings of this host."""
-    site.answers[NAMES[0]] = lambda exchange: exchange.send(status, b"", Retry_After="70")
+def test_who_wants_to_be_left_alone_is_left_alone(site, web, status, reason, is_date):
+    """S6, R8: for as long as it says, or until then, by all stagings of this host."""
+    after = formatdate(time.time() + 70, usegmt=True) if is_date else "70"
+    site.answers[NAMES[0]] = lambda exchange: exchange.send(status, b"", Retry_After=after)
     for _ in range(2):
         error = refusal(team(web, site))
         assert (error.reason, 60 < error.pause_seconds <= 70, site.paths) == (reason, True, NAMES[:1])

@@ -84,6 +84,14 @@ def test_an_answer_ends_it_for_all(host):
     assert told.pause_seconds == 0.0, "it is the first failure since"
 
 
+def test_a_staging_that_is_stopped_is_no_answer(host):
+    """S6: nobody has heard anything of the origin, which wants to be left alone by others all the same."""
+    host.stage(0, limited(60.0))
+    host.at += 60.0
+    assert host.stage(1, ArtifactError("staging_stopped", "nobody waits")) is not None
+    assert host.stage(2, None) is not None, "who asked for all has heard nothing yet"
+
+
 def test_the_one_that_asks_for_all_may_end_without_a_word(host):
     """R12."""
     host.stage(0, limited(60.0))
