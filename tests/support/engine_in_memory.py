@@ -17,7 +17,7 @@ from sidecar.engines.observed import EngineLimits
 from sidecar.engines.simulated.app import make_app
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.transport import GetRequest, Lost, NotSent, PostRequest, Reply, Request
+from sidecar.engines.transport import MAX_REPLY_BYTES, GetRequest, Lost, NotSent, PostRequest, Reply, Request
 from sidecar.engines.vllm.driver import VllmEngine
 
 URL = "http://127.0.0.1:8000"
@@ -61,7 +61,7 @@ class InMemory:
         headers: Mapping[str, str],
         *,
         timeout_seconds: float,
-        max_reply_bytes: int = 0,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
         on_sent: Callable[[], None] = lambda: None,
     ) -> list[Reply | Lost] | NotSent:
         """See `Transport.send`. A request for which nobody waits any more goes on."""
@@ -78,7 +78,9 @@ class InMemory:
                     task = asyncio.create_task(self._answer(request, headers))
                     self._running.add(task)
                     task.add_done_callback(self._running.discard)
-                    answers.append(await asyncio.shield(task))
+                    answer = await asyncio.shield(task)
+                    is_large = isinstance(answer, Reply) and len(answer.body) > max_reply_bytes
+                    answers.append(Lost(f"a reply of more than {max_reply_bytes} bytes") if is_large else answer)
         return [*answers, *[Lost("no answer in time")] * (len(requests) - len(answers))]
 
     async def _answer(self, request: Request, headers: Mapping[str, str]) -> Reply | Lost:

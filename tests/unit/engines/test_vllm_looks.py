@@ -61,6 +61,14 @@ async def test_a_look_tells_the_process_and_what_it_has(a):
     assert ("/version",) in way.together
 
 
+async def test_a_listing_of_thousands_is_read():
+    """R9, R16: it has several times as many bytes as the answer to a call may have."""
+    engine = SimulatedVllm(PLAIN)
+    driver, _ = driver_of(engine)
+    engine.cards |= {name: engine.card(name, f"/store/{name}") for name in map("tenant/adapter-{:05}".format, range(5000))}
+    assert len((await driver.observe()).adapters) == 5000
+
+
 async def test_a_plugin_tells_more(a):
     """Limits, uses, proofs, and how its weights are replaced; a sidecar's own numbers go before those."""
     engine = SimulatedVllm(replace(PROVING, max_loras=5, kv_connectors=("OffloadingConnector",)))

@@ -29,6 +29,7 @@ from sidecar.artifacts.store import LocalStore
 from sidecar.daemon import StoreUnusable, run
 from sidecar.desired.journal import Journal, SnapshotUnread
 from sidecar.desired.snapshot import SnapshotBase
+from sidecar.engines.observed import EngineLimits
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.ownership import HostLock, ReplicaTaken
 from sidecar.plan.readiness import ReadyRule
@@ -250,6 +251,21 @@ async def test_what_is_set_reaches_the_parts(tmp_path):
     async with ports_of(tmp_path) as ports:
         assert (ports.presence.engine_url, ports.presence.owner) == ("", presence.owner)
         assert ports.presence.incarnation != presence.incarnation, "each process has one of its own"
+
+
+async def test_what_is_said_of_the_engine_the_hub_and_secrets_reaches_the_parts(tmp_path, monkeypatch):
+    """R22: an adapter is judged by these limits and fetched from there; what is unprotected or ends is told."""
+    engine, store = Mock(wraps=module.make_engine), Mock(wraps=module.LocalStore)
+    monkeypatch.setattr(module, "make_engine", engine)
+    monkeypatch.setattr(module, "LocalStore", store)
+    limits = {"engine_max_rank": 8, "engine_max_cpu_loras": 9, "engine_target_modules": "q_proj"}
+    key = {"engine": "http://10.0.0.3:8000", "engine_api_key_file": tmp_path / "key", "insecure": True}
+    hub, authorities = "https://hub.example", tmp_path / "ca"
+    async with ports_of(tmp_path, hf_endpoint=hub, etcd_tls_ca=authorities, **limits, **key) as ports:
+        assert ports.certificates == {"--etcd-tls-ca": authorities}
+        assert [one.partition(":")[0] for one in ports.insecure] == ["--engine-api-key-file"]
+    assert engine.call_args[0][1].limits == EngineLimits(None, 9, 8, ("q_proj",))
+    assert store.call_args[1]["remote"].hub == hub
 
 
 async def test_files_with_secrets_and_keys_are_followed_where_they_are_named(tmp_path, monkeypatch):
