@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +19,7 @@ from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
-from tests.unit.artifacts.conftest import EXAMINATION, contents, pinned, raising, refusal
+from tests.unit.artifacts.conftest import CONFIG, EXAMINATION, WEIGHTS, contents, pinned, raising, refusal
 
 SOURCE = "sha256:" + "1" * 64
 ORDER = stage_request_of(ArtifactRef("file:///a", SOURCE), None)
@@ -44,6 +46,21 @@ async def test_an_artifact_gets_its_name_behind_its_report_and_is_told_once_that
     assert store.is_intact(staged.path), "it was hashed as it was written"
     monkeypatch.setattr(SharedSync, "sync", raising(OSError(5, "bad sector")))
     assert (await refusal(store, pinned(write_adapter(sources / "b", seed=1)))).reason == "store_io"
+
+
+async def test_files_are_on_the_disk_whole_before_anything_says_so(store, sources, monkeypatch):
+    """R21, fault 17: a power cut would leave a name with less behind it."""
+    adapter, sync, synced = write_adapter(sources / "a"), os.fsync, dict[str, int]()
+
+    def note(descriptor: int) -> None:
+        synced[Path(f"/proc/self/fd/{descriptor}").readlink().name] = os.fstat(descriptor).st_size
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    await store.ensure(pinned(adapter))
+    assert {name: synced[name] for name in (CONFIG, WEIGHTS)} == {
+        name: (adapter.directory / name).stat().st_size for name in (CONFIG, WEIGHTS)
+    }
 
 
 async def test_other_files_than_expected_are_not_read(store, sources):

@@ -112,6 +112,14 @@ async def test_after_a_rest_the_engine_and_what_is_desired_are_looked_at_anew():
     assert engine.called == [("load a", 0.0), ("unload c", LOAD_SECONDS), ("swap b", LOAD_SECONDS + rest)]
 
 
+@virtual
+async def test_a_load_that_is_refused_is_rested_from_as_well():
+    """R19: the engine has read and checked its files all the same."""
+    engine = Engine()
+    engine.outcome = Refused("no")
+    assert await engine.carry_out(A, B) == (1, LOAD_SECONDS * REST_FACTOR)
+
+
 @pytest.mark.parametrize("is_busy", [True, False])
 @virtual
 async def test_who_loses_the_replica_id_while_the_engine_is_asked_or_rests_makes_no_call(is_busy):

@@ -220,6 +220,14 @@ def test_an_engine_that_is_away_for_long_has_no_room_until_it_is_back():
         assert said == expected
 
 
+def test_an_engine_that_is_not_fit_for_the_pool_has_no_room_after_as_long():
+    """R3, R23: it has another base model, or is of another kind, so that nothing is loaded."""
+    one, clock, said = guard(60.0)
+    for clock.monotonic.return_value in (0.0, 60.0):
+        one.take(RoundReport(situation(Plan(1, (), (), (), (), (), None, blocked="another base")), 0, 7))
+    assert said == [0]
+
+
 @pytest.mark.parametrize(
     ("seconds", "refusal", "is_away"),
     [(math.inf, "", True), (60.0, "another has the id", True), (60.0, "", False)],
