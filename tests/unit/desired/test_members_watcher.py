@@ -241,6 +241,28 @@ async def test_while_it_cannot_be_read_who_reports_they_are_those_of_before(told
     await told.become(fleet("r1", "r4") | fleet("r2", capacity=5))
 
 
+async def test_who_restarts_while_it_is_read_is_not_taken_for_silent(told):
+    """R3: its status stands under its new lease, of which the watch has not told yet."""
+    await told.hear(listed(card("r1"), card("r2")))
+    await told.become(fleet("r1", "r2"))
+    posted, read = len(told.scene.mailbox.posted), told.scene.client.range
+
+    async def newer(op: Range) -> RangeResult:
+        found = await read(op)
+        lease = LEASE + (last_part(op.key) == "r2")
+        return replace(found, kvs=tuple(replace(one, lease=lease) for one in found.kvs))
+
+    told.scene.client.range = newer
+    told.scene.client.reads.clear()
+    await told.hear(put("r2", capacity=4))
+    await eventually(lambda: KEYS.status(POOL, "r2") in told.scene.client.reads)
+    await turns()
+    other = replace(card("r2", capacity=4), lease=LEASE + 1)
+    await told.hear(Changed(52, (Event(other.key, 52, other),)))
+    await told.become(fleet("r1") | fleet("r2", capacity=4))
+    assert all("r2" in (one.members or ()) for one in told.scene.mailbox.posted[posted:])
+
+
 async def test_it_ends_though_etcd_goes_away_at_that_moment(told):
     """Else a sidecar that is told to stop together with its etcd would call the roll for ever."""
     is_away = asyncio.Event()

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 from structlog.testing import capture_logs
 
+from registry.etcd3.errors import EtcdPermissionDenied
 from registry.etcd3.ops import Event, KeyValue, Range, RangeResult
 from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
 from registry.model.keys import last_part
@@ -330,6 +331,15 @@ async def test_a_connection_and_its_loss_are_told_once_and_what_refuses_progress
     assert scene.mailbox.snapshot.proxied == "behind a proxy"
     await scene.take(Progressed(50))
     assert scene.mailbox.snapshot.proxied == ""
+
+
+async def test_an_epoch_that_may_not_be_read_any_more_is_still_the_one_that_it_was(scene):
+    """R15 brake: a right that was taken away is no sign of another store, and hides none later."""
+    await scene.listed(50, *MANY)
+    with mock.patch.object(scene.client, "range", mock.AsyncMock(side_effect=EtcdPermissionDenied("no"))):
+        await scene.listed(60, *MANY[:39])
+        await scene.take(Connected("etcd-1"))
+    assert (scene.state, scene.cache.store.epoch) == (Following(), "first")
 
 
 async def test_a_connection_while_a_list_is_held_lets_go_of_nothing(scene):

@@ -65,7 +65,9 @@ async def test_a_listing_of_thousands_is_read():
     """R9, R16: it has several times as many bytes as the answer to a call may have."""
     engine = SimulatedVllm(PLAIN)
     driver, _ = driver_of(engine)
-    engine.cards |= {name: engine.card(name, f"/store/{name}") for name in map("tenant/adapter-{:05}".format, range(5000))}
+    engine.cards |= {
+        name: engine.card(name, f"/store/{name}") for name in map("tenant/adapter-{:05}".format, range(5000))
+    }
     assert len((await driver.observe()).adapters) == 5000
 
 
