@@ -419,8 +419,9 @@ class Memory:
 
 def test_what_is_newly_served_is_told_once_and_what_others_are_to_serve_with_a_change_of_that():
     """R13: so that it is known after a restart."""
-    memory, state = Memory("a", "b", "waits"), desired(1, "a", "b", load="eager")
-    news, chosen = ServedNews(memory), Selection(adapters=(state.adapters["a"],), over=((0, "waits"),))
+    memory, state = Memory("a", "b", "waits", "unsure"), desired(1, "a", "b", load="eager")
+    waiting = {"over": ((0, "waits"),), "undecided": ((0, "unsure"),)}
+    news, chosen = ServedNews(memory), Selection(adapters=(state.adapters["a"],), **waiting)
 
     def told(revision: int, *served: str, **parts: Any) -> list[tuple[str, int]]:
         found = tuple(ServedAdapter(name, 1, "") for name in served)

@@ -139,6 +139,23 @@ async def test_an_answer_that_comes_too_late_is_forgotten(scene):
     assert scene.handoff_watch.verdicts() == {}
 
 
+async def test_what_is_said_of_a_record_that_changes_meanwhile_proves_nothing(scene):
+    """R24: a status may be about the record that came while it was read."""
+    txn = scene.client.txn
+
+    async def changing(one: Txn) -> TxnResult:
+        if any(op.key == KEYS.status(POOL, "r2") for op in one.success):
+            revision = scene.store.put(KEYS.adapter(POOL, "a"), record("a", 2).to_bytes())
+            scene.say(serving(revision), LEASE)
+        return await txn(one)
+
+    scene.client.txn, told = changing, list[bool]()
+    scene.mailbox.wake = lambda: told.append(scene.is_taken)
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(lambda: told)
+    assert not any(told)
+
+
 @pytest.mark.parametrize("lease", [0, LEASE + 1])
 async def test_only_a_status_under_the_lease_of_its_presence_counts(scene, lease):
     """R9 status-truth: an earlier process of the other replica may have written it, or somebody who is none.
