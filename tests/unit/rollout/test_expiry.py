@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from registry.etcd3.ops import KeyValue
 from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.model.records import AdapterRecord, TenantRecord
 from registry.rollout import expiry
@@ -92,6 +93,29 @@ async def test_what_ends_by_uses_is_found_unused_at_two_readings_in_a_row(etcd: 
     await service.apply(ttl_seconds=TTL, ttl_from="use")
     await ended(etcd)
     assert found == said
+    await service.stop()
+
+
+@played
+async def test_who_went_while_a_pool_was_read_is_known_to_have_gone(etcd: PlayedEtcd, monkeypatch):
+    """R25: who is remembered is read behind the replicas, so that it is newer than whoever went meanwhile."""
+    read, went, judged = expiry.read_pool, list[int](), list[int]()
+
+    async def reading(*of: Any) -> Any:
+        found = await read(*of)
+        went.append(etcd.store.put(KEYS.members(POOL), b"{}"))
+        return found
+
+    def is_over(_one: object, _pool: object, members: KeyValue | None, _reading: object) -> bool:
+        judged.append(members.mod_revision if members else 0)
+        return False
+
+    monkeypatch.setattr(expiry, "read_pool", reading)
+    monkeypatch.setattr(expiry, "is_over", is_over)
+    (service,) = begin(etcd)
+    await service.apply(ttl_seconds=TTL, ttl_from="use")
+    await asyncio.sleep(2 * TTL)
+    assert judged == went != []
     await service.stop()
 
 
