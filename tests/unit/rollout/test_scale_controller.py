@@ -10,6 +10,7 @@ from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.model.placement import spec_now
 from registry.model.records import AdapterRecord, Placement
 from registry.model.status import AdapterLoad, ByLoad, ReportedLoad
+from registry.rollout.pool_reader import PoolReader
 from registry.transactions.context import Caller
 from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL
@@ -119,6 +120,21 @@ async def test_where_nothing_is_due_nobody_looks(etcd: PlayedEtcd):
     await asyncio.sleep(3600)
     assert number(etcd) == 2
     assert 0 < len(looks) < 10
+
+
+@played
+async def test_a_number_stays_while_the_view_of_its_pool_is_lost(etcd: PlayedEtcd, monkeypatch):
+    """What was heard last may not be so any more."""
+    monkeypatch.setattr(PoolReader, "losses", None)
+    (one,) = begin(etcd)
+    say(etcd, 11.0, "r1", "r2", "r3")
+    await one.apply(placement=BY_LOAD)
+    await asyncio.sleep(120)
+    assert number(etcd) == 2
+    monkeypatch.setattr(PoolReader, "losses", 1)
+    say(etcd, 12.0, "r1")
+    await asyncio.sleep(70)
+    assert number(etcd) == 3
 
 
 @played
