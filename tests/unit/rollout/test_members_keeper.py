@@ -174,6 +174,23 @@ async def test_of_who_is_gone_it_is_written_what_it_told_last(etcd: PlayedEtcd):
 
 
 @played
+async def test_who_comes_amid_a_look_is_remembered_by_the_next(etcd: PlayedEtcd, monkeypatch):
+    look, looks = MembersKeeper._look, list[float]()
+
+    async def overtaken(self: MembersKeeper, *of: Any) -> None:
+        await look(self, *of)
+        looks.append(now())
+        if len(looks) == 1:
+            await kept.replicas.alive("r1")
+            await asyncio.sleep(SOON)
+
+    monkeypatch.setattr(MembersKeeper, "_look", overtaken)
+    kept = Kept(etcd, POOL)
+    await asyncio.sleep(WHILE)
+    assert {*kept.members()} == {"r1"}
+
+
+@played
 async def test_who_went_while_nobody_looked_is_told_as_it_was_known_to_live(etcd: PlayedEtcd):
     first = await keeping(etcd, "r1", "r2")
     first.task.cancel()
