@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from sidecar.resolver.server import check_socket_path
 
 # Kubernetes kills a pod 30 seconds after the signal, unless it is told otherwise.
 DRAIN_SECONDS = 20.0
+_SIZE = re.compile(r"\d*\.?\d+\s*[A-Za-z]*")
 
 
 def _split_labels(values: object) -> object:
@@ -35,6 +37,13 @@ def _split_labels(values: object) -> object:
     if any(not equals or not key for key, equals, _ in pairs):
         raise ValueError(f"{values!r} is not k=v,k=v")
     return {key: value for key, _, value in pairs}
+
+
+def _whole_size(value: object) -> object:
+    """A size as it is; of ``1,500GB`` pydantic would take the 1, and of ``4e+10B`` four exabytes."""
+    if isinstance(value, str) and not _SIZE.fullmatch(value.strip()):
+        raise ValueError(f"{value!r} is not a size, such as 200GB or 1.5TiB")
+    return value
 
 
 class SidecarSettings(DaemonSettings):
@@ -86,7 +95,7 @@ class SidecarSettings(DaemonSettings):
         Flag("SCHEME=COMMAND", "Program that fetches sources of a scheme with a hyphen; repeatable", repeatable=True),
     ] = ()
     store_budget: Annotated[
-        Annotated[ByteSize, Field(ge=1)] | None,
+        Annotated[ByteSize, Field(ge=1), BeforeValidator(_whole_size)] | None,
         Flag("SIZE", "Largest size of all artifacts in the store, e.g. 200GB; without: the disk's"),
     ] = None
     unload_grace: Annotated[

@@ -328,6 +328,8 @@ def test_a_pod_is_not_ended_for_what_its_store_holds():
     assert told() == 45 << 30
     assert told(f"{store}.sizeLimit=1.5Ti") == int(1.35 * (1 << 40))
     assert told(f"{store}.sizeLimit=800M") == 720_000_000
+    assert told(f"{store}.sizeLimit=53687091200Ki") == 45 << 40
+    assert told(f"{store}.sizeLimit=2000000Mi") == 1_800_000 << 20
     assert told(f"{store}.sizeLimit=") is None
     assert told(f"{store}.budget=20GB") == 20_000_000_000
     assert told(f"{store}.hostPath=/a") is None

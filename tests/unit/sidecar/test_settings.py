@@ -49,6 +49,8 @@ def read(changes: dict[str, str]) -> SidecarSettings:
         ({"--resolver-socket": "s"}, ["--resolver-socket", "absolute"]),
         ({"--resolver-socket": "/run/" + "s" * 103}, ["--resolver-socket", "108 bytes"]),
         ({"--lazy-idle": "-1"}, ["--lazy-idle"]),
+        ({"--store-budget": "1,500GB"}, ["--store-budget", "'1,500GB'", "200GB"]),
+        ({"--store-budget": "4.8e+10B"}, ["--store-budget", "'4.8e+10B'", "200GB"]),
         ({"--ready-when": "soon"}, ["--ready-when", "any", "served"]),
         ({"--degraded-share": "2"}, ["--degraded-share"]),
         ({"--http-names": "a.example,http://b.example"}, ["--http-names", "'http://b.example'", "lora.example.com"]),

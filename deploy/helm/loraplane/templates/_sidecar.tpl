@@ -177,7 +177,8 @@ and the sidecar sees the node's disk alone.
 {{- if $store.budget -}}
 {{- $store.budget -}}
 {{- else if and $store.sizeLimit (not $store.hostPath) (not $store.claim.size) -}}
-{{- printf "%v%sB" (mulf 0.9 (regexFind "^[0-9.]+" $store.sizeLimit)) (regexFind "[EPTGMk]i?$" $store.sizeLimit) -}}
+{{- $share := printf "%.3f" (mulf 0.9 (regexFind "^[0-9.]+" $store.sizeLimit)) | trimSuffix ".000" -}}
+{{- printf "%s%sB" $share (regexFind "[EPTGMKk]i?$" $store.sizeLimit) -}}
 {{- end -}}
 {{- end }}
 
