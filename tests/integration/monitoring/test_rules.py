@@ -137,16 +137,18 @@ def cases() -> list[dict[str, Any]]:
 def test_each_alert_fires_for_what_it_is_about_and_for_nothing_usual(tmp_path):
     assert [rule["alert"] for rule in rules()] == [*FIRES]
     (rule,) = (one for one in rules() if one["alert"] == "AdaptersFailed")
-    told = {"exp_labels": {"severity": "warning", "instance": "s", "reason": "digest_mismatch"}}
+    told = {"exp_labels": {"severity": "warning", "instance": "s", "reason": "digest_mismatch", "namespace": "prod"}}
     told["exp_annotations"] = {
         "summary": "s cannot serve 2 adapters: digest_mismatch",
         "runbook_url": rule["annotations"]["runbook_url"],
     }
-    named = case(FIRES["AdaptersFailed"][0]) | {
+    named = case({'loraplane_failed_adapters{instance="s",reason="digest_mismatch",namespace="prod"}': "2x40"}) | {
         "alert_rule_test": [{"eval_time": "5m", "alertname": "AdaptersFailed", "exp_alerts": [told]}]
     }
+    missing = 'loraplane_admin_missing_replicas{instance="b",pool="p",namespace="%s"}'
+    fleets = case({missing % "prod": "1x40", missing % "staging": "2x40"}, firing("ReplicaMissing", 5, 2))
     asked = {"rule_files": [str(COMPOSE / "prometheus/alerts.yml")], "evaluation_interval": "1m"}
-    (tmp_path / "tests.yml").write_text(yaml.safe_dump({**asked, "tests": [*cases(), named]}))
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump({**asked, "tests": [*cases(), named, fleets]}))
     done = subprocess.run(
         [PROMTOOL, "test", "rules", tmp_path / "tests.yml"], capture_output=True, text=True, timeout=120, check=False
     )

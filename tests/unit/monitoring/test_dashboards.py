@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -91,3 +92,12 @@ def test_of_every_operation_something_can_come():
     )
     assert [unmatched(one) for one in fine] == [[]] * len(fine)
     assert {one.place: unmatched(one.expr) for one in asked() if unmatched(one.expr)} == {}
+
+
+def test_no_alert_puts_fleets_together():
+    """Each is a namespace of its own, and whoever is woken has to know which it is."""
+    alerts = yaml.safe_load((COMPOSE / "prometheus/alerts.yml").read_text())
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    kept = [(rule["alert"], by) for rule in rules for by in re.findall(r"\bby \(([^)]*)\)", rule["expr"])]
+    assert len(kept) > 3
+    assert [one for one in kept if "namespace" not in one[1].split(", ")] == []
