@@ -15,9 +15,10 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Timer
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 import structlog.tracebacks
@@ -152,6 +153,21 @@ def _json(event: object, **options: Any) -> str:  # noqa: ANN401 - what structlo
     return escaped(json.dumps(event, **options))
 
 
+class _StandardError:
+    """File of a log whose lines may be lost: on a full disk, or with a reader that is gone, a daemon works on."""
+
+    def __init__(self) -> None:
+        self._file = sys.stderr
+
+    def write(self, line: str) -> None:
+        with suppress(OSError):
+            self._file.write(line)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+
 def configure_logging() -> None:
     """Sets structlog up for this process. Event names are constant, everything else is a key."""
     logging.basicConfig(handlers=[_Libraries()], force=True)
@@ -167,7 +183,7 @@ def configure_logging() -> None:
             _TRACEBACKS,
             *renderers,
         ],
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _StandardError())),
         cache_logger_on_first_use=True,
     )
 
@@ -192,7 +208,7 @@ def supervise(program: str, work: Coroutine[Any, Any, None], exits: Mapping[type
         asyncio.run(work)
     except* tuple(exits) as group:
         error = _first_leaf(group)
-        sys.stderr.write(printable(f"{program}: {error}") + "\n")
+        _StandardError().write(printable(f"{program}: {error}") + "\n")
         sys.exit(next(code for kind, code in exits.items() if isinstance(error, kind)))
     except* Exception:  # noqa: BLE001 - the supervisor: a broken invariant ends the process, with its traceback
         _log.exception("internal_error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import logging
@@ -153,6 +154,27 @@ def test_a_line_of_a_log_is_json_with_its_time_in_utc_and_written_with_its_end(c
     assert abs(datetime.now().astimezone() - datetime.fromisoformat(told["timestamp"])) < timedelta(hours=1)
     assert (broke["event"], broke["level"]) == ("internal_error", "error")
     assert [one in str(broke) for one in ("sending", "it broke with 12", "secretCANARY")] == [True, True, False]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, errno.EAGAIN])
+def test_a_log_that_nobody_takes_ends_no_daemon_and_goes_on_where_it_is_taken(configured, monkeypatch, number):
+    """R13 static-stable: the disk of the log is full, or its reader is gone, for a while; the exit code says why."""
+    written, log = configured(Terminal(is_one=False)), structlog.get_logger()
+    failing = Mock(side_effect=OSError(number, "not taken"))
+    with monkeypatch.context() as lost:
+        lost.setattr(written, "write", failing)
+        log.info("ready")
+        logging.getLogger("a.library").error("said so")
+        with pytest.raises(SystemExit) as ended:
+            supervise("program", work(Usage("no such port")), EXITS)
+        with pytest.raises(SystemExit) as broken:
+            supervise("program", work(ZeroDivisionError("of ours")), EXITS)
+        lost.setattr(written, "write", Terminal.write.__get__(written))
+        lost.setattr(written, "flush", failing)
+        log.info("unflushed")
+    log.info("not_ready")
+    assert (ended.value.code, broken.value.code, failing.call_count >= 4) == (2, 1, True)
+    assert [json.loads(line)["event"] for line in written.getvalue().splitlines()] == ["unflushed", "not_ready"]
 
 
 def test_a_log_on_a_terminal_is_for_people(configured):
