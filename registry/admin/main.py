@@ -5,6 +5,9 @@ It reads its flags, serves until a signal, and says why it stops.
 
 from __future__ import annotations
 
+from registry.runtime import first_process  # noqa: F401 - before what takes long to import
+
+# isort: split
 import asyncio
 import os
 import sys
