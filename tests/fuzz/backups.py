@@ -106,7 +106,7 @@ def _restored(author: Author, saved: StoredState, calls: int) -> Iterator[str]:
     """Restores what a plan says of histories, each by at most so many calls; gives the names that are restored."""
     plan = plan_restore(saved, _now(author))
     assert all("\n" not in line for line in _lines(plan)), "a line of the plan is two"
-    _upserts(plan)
+    _upserts(plan, ())
     for pool in plan.create_pools:
         pool_message(pool, 0)
     for name in plan.histories:
