@@ -161,6 +161,7 @@ def test_a_log_that_nobody_takes_ends_no_daemon_and_goes_on_where_it_is_taken(co
     """R13 static-stable: the disk of the log is full, or its reader is gone, for a while; the exit code says why."""
     written, log = configured(Terminal(is_one=False)), structlog.get_logger()
     failing = Mock(side_effect=OSError(number, "not taken"))
+    monkeypatch.setattr("registry.runtime.process._log", structlog.get_logger())  # its own keeps its first settings
     with monkeypatch.context() as lost:
         lost.setattr(written, "write", failing)
         log.info("ready")
