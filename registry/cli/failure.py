@@ -60,6 +60,17 @@ EXIT_OF: Mapping[type[RegistryError], Exit] = {
     Internal: Exit.INTERNAL,
 }
 
+# Refusals of a caller, or of anything for now: another request of the same would be refused as well.
+_OF_ANY_REQUEST = frozenset(
+    {
+        Reason.UNAUTHENTICATED,
+        Reason.PERMISSION_DENIED,
+        Reason.TOO_MANY_CALLS,
+        Reason.ETCD_NO_SPACE,
+        Reason.ETCD_PERMISSION,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CommandFailure:
@@ -71,6 +82,11 @@ class CommandFailure:
     field: str | None = None
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     request_id: str = ""
+
+    @property
+    def is_of_request(self) -> bool:
+        """True for a refusal of what was asked, which says nothing of other requests."""
+        return self.exit is Exit.REFUSED and self.reason not in _OF_ANY_REQUEST
 
     @property
     def passes(self) -> bool:

@@ -209,12 +209,12 @@ def step_of_changes(request_id: str, step: str, changes: Iterable[Change]) -> st
 def _parts(batch: ChangeBatch, failure: CommandFailure, *, apart: bool) -> list[ChangeBatch]:
     """Smaller batches if the failure says that this one was too large and how many changes fit; else none.
 
-    `apart`: halves also of one that was refused otherwise.
+    `apart`: halves also of one that was refused for what it has otherwise.
     """
     count, fits = len(batch.changes), failure.metadata.get("max_changes", "")
     if failure.reason == Reason.TOO_MANY_CHANGES and fits.isdecimal():
         return split(batch, int(fits)) if 0 < int(fits) < count else []
-    return split(batch, (count + 1) // 2) if apart and failure.exit is Exit.REFUSED and count > 1 else []
+    return split(batch, (count + 1) // 2) if apart and failure.is_of_request and count > 1 else []
 
 
 def _send(client: AdminClient, batch: ChangeBatch, *, dry_run: bool, retry: str | None) -> Applied:

@@ -188,7 +188,7 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
 
 def _is_refused(one: Outcome) -> bool:
     """True for what no other run would do either before somebody mends it: all else is restored without it."""
-    return isinstance(one, NotApplied) and one.failure.exit is Exit.REFUSED
+    return isinstance(one, NotApplied) and one.failure.is_of_request
 
 
 def _send(
@@ -210,7 +210,7 @@ def _refused_history(client: AdminClient, saved: StoredState, name: Name, reques
             if not client.unary(api.RESTORE_HISTORY, asked).changed:
                 return None
         except CliError as error:
-            if error.failure.exit is not Exit.REFUSED:
+            if not error.failure.is_of_request:
                 raise
             where = ": ".join(filter(None, (f"history of {asked.pool}/{asked.name}", error.failure.field)))
             failure = replace(error.failure, field=where)

@@ -305,6 +305,21 @@ def test_an_adapter_that_is_refused_keeps_no_other_from_being_restored(cli, admi
     assert (cli("restore", "b.jsonl", "--yes").code, len(admin.asked("SetTenant"))) == (5, 1)
 
 
+@pytest.mark.parametrize("reason", ["PERMISSION_DENIED", "UNAUTHENTICATED", "ETCD_NO_SPACE", "TOO_MANY_CALLS"])
+@pytest.mark.parametrize("refused", ["ApplyAdapters", "RestoreHistory"])
+def test_a_restoration_asks_no_further_where_anything_would_be_refused(cli, admin, tmp_path, refused, reason):
+    """W6: of thousands each would be refused by itself; quotas that fall are left for the next run."""
+    values = [pb.StoredRecord(key=f"adapters/dev/{one}", value=adapter(one).to_bytes()) for one in "abcd"]
+    histories = [retired(one, 1) for one in "abcd" if refused == "RestoreHistory"]
+    (tmp_path / "b.jsonl").write_bytes(text([POOL, *values, *histories, tenant("t", 5)]))
+    admin.answers |= {
+        "ReadBackup": [pb.ReadBackupResponse(records=[POOL], revision=12)],
+        refused: [Refusal(grpc.StatusCode.FAILED_PRECONDITION, reason)],
+    }
+    assert cli("restore", "b.jsonl", "--yes").code == 4
+    assert (len(admin.asked(refused)), admin.asked("SetTenant")) == (1, [])
+
+
 def test_a_history_that_is_refused_keeps_its_adapter_alone_from_being_restored(cli, admin, tmp_path):
     """W6: without what was known of its generations, the name could have one of them again."""
     names = ["bad", "gone", "good"]
