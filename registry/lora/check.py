@@ -25,6 +25,7 @@ from registry.lora.modules import (
     Module,
     Patterns,
     duplicate,
+    head_findings,
     modules_by_name,
     pair_findings,
     pattern_findings,
@@ -36,7 +37,7 @@ from registry.lora.modules import (
 from registry.lora.policy import AdapterLimits, Policy, is_served
 from registry.lora.remap import map_modules
 from registry.lora.safetensors import Tensor
-from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, entry_of, is_taken, is_vision
+from registry.lora.tensor_names import PAIR_PARTS, PREFIX, TensorName, TensorPart, entry_of, is_taken, is_vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def examine(
     kept, sifted, warnings = _sift(entries, config, policy)
     modules, findings = modules_by_name(kept)
     patterns = pattern_findings(config, len(modules))
-    findings += [*config_findings(config, policy.drop), *patterns, *sifted]
+    findings += [*config_findings(config, policy.drop), *patterns, *sifted, *head_findings(kept)]
+    findings += _unread(kept, policy)
     renames, misplaced = _place(modules, config, base, policy)
     ranks = Patterns(config.rank_pattern, config.r) if not patterns else None
     findings += [*misplaced, *_content(modules, renames, ranks, base)]
@@ -97,10 +99,7 @@ def examine(
     findings += coverage_findings(placed_modules(modules, renames), base)
     rotary, unordered = _rotary(modules, renames, base)
     findings += unordered
-    if (
-        not any(module.down or module.up or TensorPart.SAVED in module.parts for module in modules.values())
-        and not findings
-    ):
+    if not any(module.down or module.up for module in modules.values()) and not findings:
         findings.append(Finding("no_tensors", "the weights", "no LoRA weights", "some", "look at its training"))
     changes = Changes(
         renamed=_new_keys(kept, renames, policy),
@@ -188,6 +187,18 @@ def _whole(name: str, entries: Sequence[TensorName]) -> Finding:
     ends = sorted({entry.module.rpartition(".")[2] for entry in entries if entry.part is TensorPart.WHOLE})
     remedy = f"train it without them, or set prepare.drop to [{', '.join(ends[:8])}] and lose what they learned"
     return Finding("unknown_tensor", name, "a whole matrix of the model itself", "LoRA weights", remedy)
+
+
+def _unread(kept: Sequence[TensorName], policy: Policy) -> list[Finding]:
+    """Tensors under names that engines do not read, and that stay as they are; the first of them."""
+    if policy.remap == "auto":
+        return []
+    unread = [name for one in kept if not (name := one.tensor.name).endswith(one.key(one.module).removeprefix(PREFIX))]
+    remedy = "set prepare.remap to auto, or save the adapter again with PEFT"
+    return [
+        Finding("unknown_tensor", name, "a name that engines do not read", "names as PEFT saves them", remedy)
+        for name in unread[:1]
+    ]
 
 
 def _place(

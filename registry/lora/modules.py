@@ -221,6 +221,34 @@ def pair_findings(module: Module) -> list[Finding]:
     return findings
 
 
+def head_findings(entries: Iterable[TensorName]) -> list[Finding]:
+    """Findings on heads that are saved whole. Engines take one, whose weight there is, beside pairs alone."""
+    heads: dict[str, dict[str, Tensor]] = {}
+    findings = []
+    for entry in (one for one in entries if one.part is TensorPart.SAVED):
+        parts = heads.setdefault(entry.module, {})
+        if entry.leaf in parts:
+            findings.append(duplicate(entry.tensor.name, f"{entry.leaf} of {entry.module}"))
+        if entry.tensor.dtype not in DTYPES:
+            findings.append(_dtype(entry.tensor))
+        parts[entry.leaf] = entry.tensor
+    findings += [duplicate(name, f"head, {name}") for name in list(heads)[1:]]
+    return findings + [one for name, parts in heads.items() for one in _head(name, parts)]
+
+
+def _head(name: str, parts: Mapping[str, Tensor]) -> list[Finding]:
+    weight, bias = parts.get("weight"), parts.get("bias")
+    if weight is None:
+        remedy = "save the adapter again, or fetch the whole file"
+        return [Finding("unpaired_tensor", name, "a bias without its weight", "both", remedy)]
+    if len(weight.shape) != 2:
+        return [_flat(weight)]
+    if bias is not None and bias.shape != weight.shape[:1]:
+        found, expected = f"a bias of shape {list(bias.shape)}", f"one number for each of {weight.shape[0]} outputs"
+        return [Finding("shape_mismatch", bias.name, found, expected, "save the adapter again with PEFT")]
+    return []
+
+
 def _dtype(tensor: Tensor) -> Finding:
     remedy = "save the adapter in float32, float16 or bfloat16"
     return Finding("dtype_not_supported", tensor.name, tensor.dtype, " or ".join(DTYPES), remedy)

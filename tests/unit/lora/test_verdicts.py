@@ -172,6 +172,63 @@ def test_tensors_that_are_no_lora_are_told_once_for_each_kind(names, found):
         assert [(one.reason, one.key) for one in verdict_of(draft, known).findings] == found
 
 
+SAVED = f"{STEM}score.modules_to_save.default."
+
+
+@pytest.mark.parametrize(
+    ("tensors", "found"),
+    [
+        ({"weight": ("F32", (2, 32)), "bias": ("F64", (2,))}, []),
+        ({"weight": ("I8", (2, 32))}, [("dtype_not_supported", f"{SAVED}weight")]),
+        ({"bias": ("F32", (2,))}, [("unpaired_tensor", "score")]),
+        ({"weight": ("F32", (64,))}, [("shape_mismatch", f"{SAVED}weight")]),
+        ({"weight": ("F32", (2, 32)), "bias": ("F32", (3,))}, [("shape_mismatch", f"{SAVED}bias")]),
+        (
+            {"weight": ("F32", (2, 32)), f"{STEM}score.weight": ("F32", (2, 32))},
+            [("duplicate_module", f"{STEM}score.weight")],
+        ),
+        (
+            {"weight": ("F32", (2, 32)), f"{STEM}classifier.weight": ("F32", (2, 32))},
+            [("duplicate_module", "classifier")],
+        ),
+    ],
+    ids=str,
+)
+def test_a_head_that_the_engine_would_not_load_is_refused(tensors, found):
+    """R22: vLLM answers 500 for a bias alone and for a second head; of two of one name the file would be broken."""
+    draft = LLAMA.draft()
+    draft.tensors |= {
+        name if name.startswith(STEM) else SAVED + name: Values(dtype, shape, b"")
+        for name, (dtype, shape) in tensors.items()
+    }
+    assert [(one.reason, one.key) for one in verdict_of(draft).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("lora_A.weight", "lora_A.default.weight"),
+        ("score.weight", "score.modules_to_save.default.weight"),
+    ],
+)
+def test_names_that_no_engine_reads_are_refused_where_they_may_not_be_changed(old, new):
+    """R22: prepare.remap off leaves them, and vLLM answers 500."""
+    draft = LLAMA.draft()
+    draft.tensors[f"{STEM}score.weight"] = numbers(2, 32)
+    for prefix in (STEM, "", STEM + STEM):
+        assert reasons(replaced(draft, STEM, prefix), None, remap="off")[0] == []
+    draft.rename(old, new)
+    (finding,) = verdict_of(draft, remap="off").findings
+    assert (finding.reason, new in finding.key) == ("unknown_tensor", True)
+    assert reasons(draft, None)[0] == []
+
+
+def replaced(draft: Draft, old: str, new: str) -> Draft:
+    made = Draft(draft.config, dict(draft.tensors))
+    made.rename(old, new)
+    return made
+
+
 def test_an_adapter_without_weights_is_none():
     """R5: it would answer as the base does. What is wrong besides is told instead."""
     empty = LLAMA.draft()
@@ -179,7 +236,7 @@ def test_an_adapter_without_weights_is_none():
     assert reasons(empty)[0] == ["no_tensors"]
     saved = LLAMA.draft()
     saved.tensors = {f"{STEM}score.weight": numbers(2, 32)}
-    assert reasons(saved, None)[0] == []
+    assert reasons(saved, None)[0] == ["no_tensors"], "vLLM answers 500 for a head alone"
     half = LLAMA.draft()
     half.tensors = {f"{Q}.lora_B.weight": numbers(32, RANK)}
     assert reasons(half)[0] == ["unpaired_tensor"]
