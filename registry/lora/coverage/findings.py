@@ -7,6 +7,8 @@ may be served without some modules.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,7 +50,26 @@ def coverage_findings(modules: Mapping[str, bool], base: BaseModules | None) -> 
     for module, is_embedding in modules.items():
         if base and (cause := base.unapplied(module, is_embedding=is_embedding)):
             causes.setdefault(cause, []).append(module)
+    if parts := _parts_of_experts(modules, base):
+        causes[_WHOLE_EXPERTS] = parts
     return [finding_of(cause, names) for cause, names in causes.items()]
+
+
+# vLLM stacks the experts of a layer, and fails an assertion of `pack_moe` where one of them lacks a part.
+_WHOLE_EXPERTS = Unapplied("not_taken_by_engine", "vLLM takes all parts of all experts of a layer, or none")
+_EXPERT = re.compile(r"(?P<layer>.*\.experts)\.\d+\..+", re.ASCII)
+
+
+def _parts_of_experts(modules: Iterable[str], base: BaseModules | None) -> list[str]:
+    """Modules of experts in layers where the adapter lacks others of the base's."""
+    if base is None or base.engine != "vllm":
+        return []
+    own: dict[str, list[str]] = {}
+    for module in modules:
+        if (match := _EXPERT.fullmatch(module)) and module in base.served:
+            own.setdefault(match["layer"], []).append(module)
+    whole = Counter(match["layer"] for name in base.served if (match := _EXPERT.fullmatch(name))) if own else {}
+    return [module for layer, names in own.items() if len(names) < whole[layer] for module in names]
 
 
 def stored_findings(modules: Mapping[str, bool], base: BaseModules | None) -> list[Finding]:

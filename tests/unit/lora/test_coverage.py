@@ -101,6 +101,29 @@ def test_a_module_that_the_engine_does_not_take_is_refused(case):
     assert reasons(draft_of(module, base=known), known) == ["not_taken_by_engine"]
 
 
+EXPERTS = [f"model.layers.0.mlp.experts.{n}.{end}_proj" for n in range(2) for end in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "engine", "names", "expected"),
+    [
+        ("MixtralForCausalLM", "vllm", EXPERTS, []),
+        ("MixtralForCausalLM", "vllm", [], []),
+        ("MixtralForCausalLM", "vllm", EXPERTS[:3], ["not_taken_by_engine"]),
+        ("NewForCausalLM", "vllm", EXPERTS[2::3], ["not_taken_by_engine"]),
+        ("MixtralForCausalLM", "sglang", EXPERTS[:3], []),
+    ],
+)
+def test_experts_are_taken_with_all_parts_of_all_of_a_layer(architecture, engine, names, expected):
+    """R22 applied-whole: vLLM fails an assertion else, and answers 500. Other layers may have none."""
+    others = [name.replace("layers.0", "layers.1") for name in EXPERTS]
+    known = base(*EXPERTS, *others, architecture=architecture, engine=engine)
+    assert reasons(draft_of(*names, base=known), known) == expected
+    stored = dict.fromkeys(names, False)
+    assert [one.reason for one in stored_findings(stored, known)] == expected
+    assert stored_findings(stored, None) == []
+
+
 @pytest.mark.parametrize(
     ("architecture", "embedding", "head"),
     [
