@@ -54,11 +54,16 @@ class AdapterLimits:
 _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
+def target_of(module: str) -> str:
+    """Name by which ``--lora-target-modules`` has a module: the last part, or that of all experts together."""
+    return "experts" if ".experts." in module else module.rpartition(".")[2]
+
+
 def is_served(module: str, targets: tuple[str, ...] | None) -> bool:
     """True if an engine started with these ``--lora-target-modules`` applies an adapter's module."""
     if targets is None:
         return True
-    name = module.rpartition(".")[2]
+    name = target_of(module)
     wholes = [whole for whole, parts in _PACKED.items() if name in parts]
     parts = [part for whole in (name, *wholes) for part in _PACKED.get(whole, ())]
     return bool({module, name, *wholes, *parts} & set(targets))

@@ -262,8 +262,7 @@ def _staged(
         raise unfit(findings)
     artifact = order.artifact(digest)
     warnings = (*reported, *unknown_coverage(order.base), *_name_warnings(base_model, order.ref.base_model))
-    targets = frozenset(pattern.rpartition(".")[2] for pattern in modules)
-    return Staged(artifact, str(layout.adapter(artifact)), digest, rank, targets, warnings, tuple(modules))
+    return Staged(artifact, str(layout.adapter(artifact)), digest, rank, warnings, tuple(modules))
 
 
 def damaged(directory: Path) -> ArtifactError:

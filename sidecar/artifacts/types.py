@@ -38,8 +38,8 @@ class ArtifactRef:
 class Staged:
     """An artifact in the store: its id, the absolute path of its directory, the digest of its source.
 
-    `rank` is its highest LoRA rank, `targets` are the last parts of its modules' names, `modules` those names with
-    ``{0-31}`` for numbers that run through: all for an engine's limits.
+    `rank` is its highest LoRA rank, `modules` are the names of its modules with ``{0-31}`` for numbers that run
+    through: both for an engine's limits.
     Unless it `is_proven` to be what its record names, no engine is given it; `ensure` proves it.
     """
 
@@ -47,7 +47,6 @@ class Staged:
     path: str
     digest: str
     rank: int
-    targets: frozenset[str] = frozenset()
     warnings: tuple[AdapterWarning, ...] = ()
     modules: tuple[str, ...] = ()
     is_proven: bool = True

@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import islice
 
 from registry.lora.coverage.findings import evidence_finding
-from registry.lora.policy import is_served
+from registry.lora.policy import is_served, target_of
 from registry.model.names import matches, name_key
 from registry.model.placement import DECLINABLE, Declined, Member, decline_id
 from registry.model.records import PoolLimits, PoolSpec
@@ -101,7 +101,7 @@ def _unservable(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) 
         message = f"rank {staged.rank} is above the replica's limit of {limit}"
         is_own = limits.pool_rank is None or staged.rank <= limits.pool_rank
         return _hopeless(adapter, "rank_too_high", message, is_own=is_own)
-    left_out = sorted(name for name in staged.targets if not is_served(name, limits.target_modules))
+    left_out = sorted({target_of(name) for name in staged.modules if not is_served(name, limits.target_modules)})
     if left_out:
         message = f"the engine leaves out {', '.join(left_out)}: start it with --lora-target-modules that name them"
         return _hopeless(adapter, "target_modules_mismatch", message, is_own=limits.names_targets)

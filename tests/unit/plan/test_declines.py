@@ -24,7 +24,7 @@ COUNTED = desired(kv("a", 1, placement=placed_at(1)), kv("all", 2))
 
 def planned(state: DesiredState, before: Declines | None = None, *, of_pool=None, **limits: object) -> Plan:
     """A plan of a replica that has the files of all of them, with these limits of its engine."""
-    found = {ref: replace(one, targets=frozenset({"o_proj"})) for ref, one in staged(state, "v1").items()}
+    found = {ref: replace(one, modules=("m.o_proj",)) for ref, one in staged(state, "v1").items()}
     facts = replace(known(state), staged=found, declined=before or {})
     return make_plan(state, of_pool or pool(), observed({}, **(limits or {"max_lora_rank": 4})), facts, now=0.0)
 
@@ -57,7 +57,7 @@ def test_a_refusal_is_no_answer_until_those_who_may_take_it_heard_of_it(others, 
     """R3, R9: no rollout fails while another replica is about to be asked; with none that may take it it does."""
     zones = {"zone": "a"} if "zone" in str(others) else {}
     state = desired(kv("a", 1, placement=placed_at(1, **zones)), kv("all", 2))
-    found = {ref: replace(one, targets=frozenset({"o_proj"})) for ref, one in staged(state, "v1").items()}
+    found = {ref: replace(one, modules=("m.o_proj",)) for ref, one in staged(state, "v1").items()}
     mine = Member("r1", {"zone": "a"}, declines={"rank_too_high": REFUSED} if heard else {})
     share = replace(everything(state), replica="r1", members={"r1": mine, **others})
     facts = replace(known(state), staged=found, share=share)

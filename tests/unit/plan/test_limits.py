@@ -88,7 +88,7 @@ def test_within_its_limits_an_adapter_is_served():
         assert refused(FREE, lists=lists) is None
     assert refused(replace(FREE, max_rank=STAGED.rank)) is None
     assert refused(replace(FREE, base_names=frozenset({"b"})), staged=None) is None
-    targets = replace(STAGED, targets=frozenset({"q_proj"}), modules=("m.q_proj",))
+    targets = replace(STAGED, modules=("m.q_proj",))
     assert refused(replace(FREE, target_modules=("q_proj", "v_proj")), staged=targets) is None
     assert refused(replace(FREE, evidence=COVERS_Q), staged=targets) is None
 
@@ -98,14 +98,19 @@ def test_within_its_limits_an_adapter_is_served():
     [
         ({"base_names": frozenset({"a"})}, "name_is_base_model", "'a' is a name of the engine's base model"),
         ({"max_rank": STAGED.rank - 1}, "rank_too_high", f"rank {STAGED.rank} is above the replica's limit of"),
-        ({"target_modules": ("v_proj",)}, "target_modules_mismatch", "the engine leaves out o_proj: start it with"),
+        ({"target_modules": ("v_proj", "experts")}, "target_modules_mismatch", "leaves out o_proj: start it with"),
+        (
+            {"target_modules": ("o_proj", "v_proj", "up_proj")},
+            "target_modules_mismatch",
+            "leaves out experts: start it",
+        ),
         ({"evidence": COVERS_Q}, None, "vllm 0.32.0"),
         ({"no_effect": frozenset({path_of("v1")})}, "no_effect", "with it the engine answers a short prompt as its"),
     ],
 )
 def test_what_breaks_a_limit_is_refused_with_the_reason_and_what_to_do(limits, reason, words):
     """R5, R8, R22: also before the engine lists anything, as when a lazy one is asked for."""
-    staged = replace(STAGED, targets=frozenset({"o_proj", "v_proj"}), modules=("m.k_proj",))
+    staged = replace(STAGED, modules=("m.o_proj", "m.v_proj", "m.experts.{0-3}.up_proj"))
     for lists in (None, {}):
         found = refused(replace(FREE, **limits), staged=staged, lists=lists)
         assert found is not None
