@@ -8,6 +8,8 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -25,6 +27,7 @@ from tests.support.ordered import left
 from tests.support.rewritten import rewrite_all
 from tests.support.tiny import Tiny, make_tiny
 
+ROOT = Path(__file__).parents[1]
 # The same examples at every run, so that what passes once passes again: no strategy may ask a set for its order, which
 # is another one in each process. LORAPLANE_TEST_SEARCH=1 looks for new ones. How fast a machine draws is no matter.
 _SLOW = [HealthCheck.too_slow]
@@ -70,8 +73,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[object]:
-    """Looks for no garbage meanwhile, nor later among all that was collected, which stays to the end."""
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    """Looks for no garbage meanwhile, nor later among all that was collected, which stays to the end.
+
+    Nothing is measured meanwhile, which would take longer than to collect: a master has imported what is asked about.
+    """
+    if controller := _pure(session.config):
+        if not hasattr(session.config, "workerinput"):
+            _import_pure_rooms(controller)
+        controller.pause()
     gc.disable()
     try:
         return (yield)
@@ -105,20 +115,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
     For what is marked `no_cover` pytest-cov pauses and goes on by itself. What was begun twice would never pause again.
     """
-    controller = _coverage(item.config)
-    if not controller or not item.config.getoption("--cov-pure") or _is_measured(item):
-        return (yield)
-    controller.pause()
-    try:
-        return (yield)
-    finally:
-        if not controller.started:
-            controller.resume()
+    if (controller := _pure(item.config)) and controller.started is not _is_measured(item):
+        (controller.pause if controller.started else controller.resume)()
+    return (yield)
 
 
 def _is_measured(item: pytest.Item) -> bool:
     unmeasured = ("engine", "no_cover")
     return item.nodeid.startswith(_MEASURED) and not any(map(item.get_closest_marker, unmeasured))
+
+
+def _import_pure_rooms(controller: CovController) -> None:
+    """Runs the bodies of their modules while that is measured."""
+    for pattern in controller.cov.get_option("report:include"):
+        for path in ROOT.glob(f"{pattern}*/*.py" if pattern.endswith("/*") else pattern):
+            import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+
+
+def _pure(config: pytest.Config) -> CovController | None:
+    return _coverage(config) if config.getoption("--cov-pure") else None
 
 
 def _coverage(config: pytest.Config) -> CovController | None:
