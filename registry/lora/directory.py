@@ -102,6 +102,11 @@ def open_directory(directory: Path) -> Opened:
     return Opened(config, header, start)
 
 
+def open_config(directory: Path) -> AdapterConfig:
+    """Reads the configuration alone. Raises as `open_directory`."""
+    return read_config(_config_bytes(_files_of(directory)))
+
+
 def _files_of(directory: Path) -> OpenFile:
     return lambda name: (directory / name).open("rb")
 

@@ -20,9 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from registry.lora.base import compress, hub_name
 from registry.lora.check import base_name_findings
+from registry.lora.config import AdapterConfig
 from registry.lora.coverage.findings import prepared_modules, stored_findings, unknown_coverage
+from registry.lora.coverage.scales import scale_sources
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, canonical_json
-from registry.lora.directory import open_directory
+from registry.lora.directory import open_config, open_directory
 from registry.lora.findings import AdapterWarning, UnfitAdapter
 from registry.lora.safetensors import LENGTH_BYTES
 from registry.lora.tensor_names import entry_of
@@ -59,7 +61,7 @@ class ArtifactReport(BaseModel):
         dropped: tensors that were left out.
         config: fields of adapter_config.json that were changed.
         warnings: reason and sentence.
-        rank: the highest of what stands in the directory; 0: a release that did not say it wrote the report.
+        rank: the highest of what stands in the directory.
         modules: patterns of what it changes, see `registry.lora.base.compress`; True: it is an embedding.
         mac: HMAC-SHA256 of all the rest with the store's key, in hexadecimal.
     """
@@ -210,10 +212,16 @@ def staged_by(layout: StoreLayout, order: StageRequest, report: ArtifactReport) 
     """Contents of the store by its report; some warnings depend on who asks, and on the base.
 
     Raises:
-        ArtifactError: an engine does not apply all of it, or it is of another base.
+        ArtifactError: ``artifact_damaged``, an engine does not apply all of it, or it is of another base.
+        OSError: its configuration is missing or cannot be read.
     """
     kept = (one for one in report.warnings if one.reason not in _ASKED_ANEW)
-    return _staged(layout, order, report.source, report.rank, report.modules, report.base_model, kept)
+    directory = layout.adapter(order.artifact(report.source))
+    try:
+        config = open_config(directory)
+    except UnfitAdapter as error:
+        raise damaged(directory) from error
+    return _staged(directory, order, report.source, config, report.modules, kept)
 
 
 # A tenth of a second to read; adapters of a dense model have a fifth of it.
@@ -244,25 +252,30 @@ def look(layout: StoreLayout, order: StageRequest, digest: str) -> Staged:
     except UnfitAdapter as error:
         raise damaged(directory) from error
     modules = compress(prepared_modules(entry_of(tensor) for tensor in opened.header.tensors))
-    config = opened.config
-    return _staged(layout, order, digest, config.highest_rank, modules, config.base_model_name_or_path, ())
+    return _staged(directory, order, digest, opened.config, modules, ())
 
 
 def _staged(
-    layout: StoreLayout,
+    directory: Path,
     order: StageRequest,
     digest: str,
-    rank: int,
+    config: AdapterConfig,
     modules: Mapping[str, bool],
-    base_model: str | None,
     reported: Iterable[AdapterWarning],
 ) -> Staged:
     """Report on a staged artifact; its coverage and its base's name are judged by what is known now."""
+    base_model = config.base_model_name_or_path
     if findings := [*base_name_findings(base_model, order.base), *stored_findings(modules, order.base)]:
         raise unfit(findings)
-    artifact = order.artifact(digest)
-    warnings = (*reported, *unknown_coverage(order.base), *_name_warnings(base_model, order.ref.base_model))
-    return Staged(artifact, str(layout.adapter(artifact)), digest, rank, warnings, tuple(modules))
+    return Staged(
+        order.artifact(digest),
+        str(directory),
+        digest,
+        config.highest_rank,
+        (*reported, *unknown_coverage(order.base), *_name_warnings(base_model, order.ref.base_model)),
+        tuple(modules),
+        scales=scale_sources(config, modules),
+    )
 
 
 def damaged(directory: Path) -> ArtifactError:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from registry.lora.coverage.scales import ScaleSource
 from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from registry.lora.findings import AdapterWarning
 from registry.model.records import PoolSpec
@@ -39,7 +40,7 @@ class Staged:
     """An artifact in the store: its id, the absolute path of its directory, the digest of its source.
 
     `rank` is its highest LoRA rank, `modules` are the names of its modules with ``{0-31}`` for numbers that run
-    through: both for an engine's limits.
+    through, and `scales` say what theirs follow from: all for an engine's limits.
     Unless it `is_proven` to be what its record names, no engine is given it; `ensure` proves it.
     """
 
@@ -50,6 +51,7 @@ class Staged:
     warnings: tuple[AdapterWarning, ...] = ()
     modules: tuple[str, ...] = ()
     is_proven: bool = True
+    scales: frozenset[ScaleSource] = frozenset()
 
 
 class ArtifactStore(Protocol):

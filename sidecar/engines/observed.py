@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from registry.lora.coverage.findings import EngineEvidence
+from registry.lora.coverage.scales import ScaleSource
 from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 
 # How the weights behind a name are replaced: at once by our plugin inside the engine, by unload and load together, not
@@ -35,6 +36,14 @@ class EngineHazard:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadScale:
+    """Source of adapters' scales that an engine does not read; a sentence that says so, and what to do."""
+
+    source: ScaleSource
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """Facts that stay the same for the life of one engine process.
 
@@ -46,6 +55,7 @@ class EngineFacts:
     `base`: what it says of its base model. `base_path`: the folder that it was given; empty: it does not say.
     `max_model_len`: tokens of the longest context; None: it does not say.
     `proves_answers`: its answers can say which version made them.
+    `unread_scales`: what it does not read of the scales of adapters, so that it would serve them wrongly.
     """
 
     kind: str
@@ -63,6 +73,7 @@ class EngineFacts:
     base_path: str = ""
     max_model_len: int | None = None
     proves_answers: bool = False
+    unread_scales: tuple[UnreadScale, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

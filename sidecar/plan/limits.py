@@ -53,6 +53,7 @@ def limits_of(pool: PoolSpec | None, observed: Observed) -> ReplicaLimits:
         unexpected=observed.unexpected if proves else {},
         pool_rank=of_pool.max_rank,
         names_targets=bool(engine.target_modules),
+        unread_scales=observed.facts.unread_scales,
     )
 
 
@@ -108,6 +109,9 @@ def _unservable(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) 
     finding = evidence_finding(staged.modules, limits.evidence) if limits.evidence else None
     if finding:
         return _hopeless(adapter, finding.reason, finding.sentence(), is_own=True)
+    unread = next((one.message for one in limits.unread_scales if one.source in staged.scales), "")
+    if unread:
+        return _hopeless(adapter, "not_applied_by_engine", unread, is_own=True)
     if staged.path in limits.no_effect:
         return _hopeless(adapter, NO_EFFECT, _WITHOUT_EFFECT)
     said = deviation_of(adapter, limits, staged)
@@ -218,7 +222,7 @@ def limit_digest(reason: str, limits: ReplicaLimits, reads: str) -> str:
     elif reason == "target_modules_mismatch":
         said = limits.target_modules
     elif reason not in _BY_READING:
-        said = limits.evidence
+        said = (limits.evidence, limits.unread_scales) if limits.unread_scales else limits.evidence
     return hashlib.sha256(f"{said!r}".encode()).hexdigest()[:_DIGEST_DIGITS]
 
 

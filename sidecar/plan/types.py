@@ -16,7 +16,7 @@ from sidecar.artifacts.types import ArtifactRef, Stage, Staged
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.desired.placement import NOBODY, MembershipDigest, Order
-from sidecar.engines.observed import Observed, Use
+from sidecar.engines.observed import Observed, UnreadScale, Use
 from sidecar.plan.backoff import Declines, Failure
 from sidecar.plan.handoff import Handoff, HandoffVerdict
 from sidecar.plan.readiness import NO_REFUSALS, EngineRefusals
@@ -164,6 +164,7 @@ class ReplicaLimits:
         unexpected: see `Observed.unexpected`, where that counts.
         pool_rank: the highest on every replica of the pool; None: no limit.
         names_targets: `target_modules` are the engine's own, and not the pool's.
+        unread_scales: what the engine does not read of the scales of adapters.
     """
 
     base_names: frozenset[str] = frozenset()
@@ -178,6 +179,7 @@ class ReplicaLimits:
     unexpected: Mapping[str, str] = field(default_factory=dict)
     pool_rank: int | None = None
     names_targets: bool = False
+    unread_scales: tuple[UnreadScale, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from sidecar.engines.observed import (
     Refused,
     SwapStrategy,
     Unknown,
+    UnreadScale,
 )
 from sidecar.engines.transport import Lost, MetricLines, NotSent, PostRequest, Reply, json_of
 from sidecar.engines.vllm.http import VllmHttp, metric_lines
@@ -89,6 +90,7 @@ class HttpContract:
         swap: what becomes of a name that is unloaded and loaded with other weights.
         statistics: where it tells which requests there are; None: nowhere, so that files are never let go of.
         optional_page: one of the pages, whose body is empty where it is not to be had.
+        unread_scales: see `EngineFacts`.
     """
 
     kind: str
@@ -101,6 +103,7 @@ class HttpContract:
     swap: SwapStrategy = "refused"
     statistics: Statistics | None = None
     optional_page: str = ""
+    unread_scales: tuple[UnreadScale, ...] = ()
 
     def load_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
         """Outcome of a load."""
@@ -166,7 +169,8 @@ class HttpEngine(SerialEngine):
             max_lora_rank=told.max_lora_rank or self._limits.max_lora_rank,
             target_modules=self._limits.target_modules,
         )
-        facts = EngineFacts(self.kind, seen.version, self.url, incarnation, limits, self._contract.swap)
+        swap, unread = self._contract.swap, self._contract.unread_scales
+        facts = EngineFacts(self.kind, seen.version, self.url, incarnation, limits, swap, unread_scales=unread)
         past = await self._past.seen(incarnation, seen.adapters) if self._keeps_record else {}
         return Observed(facts, seen.base_models, seen.adapters, past=past)
 

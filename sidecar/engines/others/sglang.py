@@ -10,6 +10,7 @@ Read in sgl-project/sglang:
   the least recently used go.
 - ``tokenizer_manager.py``: a request that names an adapter which was unloaded makes SGLang load it again from where it
   was. It is unloaded again at the next look, and cannot be loaded once its files are gone.
+- ``python/sglang/srt/lora/lora.py`` of 0.5.9: the scale of all modules is ``lora_alpha / r``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.observed import Done, EngineLimits, Outcome, Refused, Unknown
+from sidecar.engines.observed import Done, EngineLimits, Outcome, Refused, Unknown, UnreadScale
 from sidecar.engines.others.http_engine import EnginePages, EngineRequests, HttpContract, HttpEngine, Statistics
 from sidecar.engines.transport import MetricLines, Reply, fields_of
 from sidecar.engines.vllm.responses import MAX_MESSAGE_LENGTH, not_an_engine, read_listing, read_number
@@ -27,6 +28,10 @@ from sidecar.engines.vllm.responses import MAX_MESSAGE_LENGTH, not_an_engine, re
 KIND = "sglang"
 _RUNNING = re.compile(r"^sglang:num_running_reqs\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 _WAITING = re.compile(r"^sglang:num_queue_reqs\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
+_UNREAD = (
+    "SGLang takes lora_alpha / r and ignores rank_pattern, alpha_pattern and use_rslora: serve it by vLLM, or train "
+    "it without them"
+)
 _LINES = MetricLines((b"sglang:num_running_reqs{", b"sglang:num_queue_reqs{"))
 
 
@@ -98,5 +103,6 @@ CONTRACT = HttpContract(
     loaded=_loaded,
     swap="pipelined",
     statistics=Statistics("/metrics", _LINES, read_requests),
+    unread_scales=(UnreadScale("patterns", _UNREAD), UnreadScale("rslora", _UNREAD)),
 )
 make_engine = partial(HttpEngine, CONTRACT)

@@ -118,6 +118,7 @@ class VllmProcess:
             base_path=listing.base_path,
             max_model_len=listing.max_model_len,
             proves_answers=about.proves_answers,
+            unread_scales=answers.unread_scales(self.version),
         )
 
     @property

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from registry.lora.coverage.scales import ScaleSource
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.observed import (
     AlreadyThere,
@@ -24,6 +25,7 @@ from sidecar.engines.observed import (
     Refused,
     Transient,
     Unknown,
+    UnreadScale,
 )
 from sidecar.engines.transport import Lost, MetricLines, NotSent, Reply, fields_of, json_of
 from sidecar.vllm_plugin.protocol import plain_path
@@ -32,6 +34,11 @@ from sidecar.vllm_plugin.server import Forbidden
 MINIMUM_VERSION = (0, 10)
 # Before, the prefix cache knew an adapter by its name only, and answered new weights from what it had of the old ones.
 SWAPPABLE_VERSION = (0, 31)
+# The first releases that read what scales follow from.
+_SCALES_READ_SINCE: tuple[tuple[ScaleSource, str, tuple[int, int]], ...] = (
+    ("patterns", "rank_pattern and alpha_pattern", (0, 32)),
+    ("rslora_experts", "use_rslora of experts", (0, 30)),
+)
 ENABLE_HINT = "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and with --enable-lora"
 KEY_HINT = "name the file with its key with --engine-api-key-file"
 MAX_MESSAGE_LENGTH = 500
@@ -260,6 +267,20 @@ def read_version(body: bytes, url: str) -> str:
 def remembers_names(version: str) -> bool:
     """True if other weights under a name that the process knows would be answered from its cache (facts: 0.31)."""
     return _number(version) < SWAPPABLE_VERSION
+
+
+def unread_scales(version: str) -> tuple[UnreadScale, ...]:
+    """Sources of adapters' scales that this vLLM does not read.
+
+    As read in ``vllm/lora/peft_helper.py``, and of experts in ``pack_moe`` of ``vllm/lora/lora_weights.py``.
+    """
+    return tuple(
+        UnreadScale(
+            source, f"vLLM {version[:64]} takes lora_alpha / r and ignores {fields}: upgrade it to 0.{first[1]}"
+        )
+        for source, fields, first in _SCALES_READ_SINCE
+        if _number(version) < first
+    )
 
 
 def _number(version: str) -> tuple[int, int]:

@@ -60,6 +60,7 @@ async def playing(etcd, folder: Path) -> AsyncIterator[Mapping[str, str]]:
             await registry.publish(str(lost), "lost", POOL, wait=False)
         await engine.request("sql")
         await eventually(lambda: has_failed(sidecar))
+        await eventually(lambda: has_counted_replicas(admin.http))
         await eventually(picker.is_ready)
         yield {"admin": admin.http, "sidecar": sidecar.http, "picker": picker.http, "engine": engine.url}
     finally:
@@ -69,6 +70,11 @@ async def playing(etcd, folder: Path) -> AsyncIterator[Mapping[str, str]]:
 
 async def has_failed(sidecar: Sidecar) -> bool:
     return bool((await sidecar.metrics()).get("loraplane_failed_adapters", 0))
+
+
+async def has_counted_replicas(url: str) -> bool:
+    """An admin service looks for missing replicas a moment after their pool is created."""
+    return "\nloraplane_admin_missing_replicas{" in await page(url)
 
 
 def declared(*registries: CollectorRegistry) -> dict[str, frozenset[str]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from registry.lora.base import BaseModules
 from registry.sources.base import ArtifactError
+from sidecar.artifacts.layout import StoreLayout
 from sidecar.artifacts.reports import Reports, look, make_report, parse_report, staged_by
 from sidecar.artifacts.requests import StageRequest, stage_request_of
 from sidecar.artifacts.types import ArtifactRef
-from tests.support.adapters import write_adapter
+from tests.support.adapters import adapter_config, write_adapter, write_files
 from tests.unit.artifacts.conftest import DROPPED, EXAMINATION
 
 BASE = BaseModules({f"model.layers.0.self_attn.{name}_proj": (16, 16) for name in "qv"})
@@ -21,6 +23,12 @@ SOURCE, PREPARED = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
 def order_of(base: BaseModules | None = BASE, *, calls_base: str | None = "acme/base") -> StageRequest:
     return stage_request_of(ArtifactRef("file:///a", SOURCE, base_model=calls_base), base)
+
+
+def stage(layout: StoreLayout, order: StageRequest, **config: object) -> Path:
+    """Writes the configuration of what is prepared for an order, and gives the folder."""
+    content = json.dumps(json.loads(adapter_config(8, "acme/base")) | config).encode()
+    return write_files(layout.adapter(order.artifact(SOURCE)), content, b"").directory
 
 
 def test_a_report_says_what_was_asked_for_what_was_found_and_what_came_of_it(layout):
@@ -46,8 +54,10 @@ def test_a_report_says_what_was_asked_for_what_was_found_and_what_came_of_it(lay
         "mac": "",
     }
     assert make_report(order_of(None), SOURCE, EXAMINATION, PREPARED).base is None
+    stage(layout, order_of(None), rank_pattern={"v_proj": 16})
     staged = staged_by(layout, order_of(None), report)
-    assert (staged.path, staged.digest, staged.rank) == (str(layout.adapter(staged.id)), SOURCE, 8)
+    assert (staged.path, staged.digest, staged.rank) == (str(layout.adapter(staged.id)), SOURCE, 16)
+    assert staged.scales == {"patterns"}
     assert staged.modules == tuple(EXAMINATION.modules)
     assert staged.warnings == (DROPPED,)
 
@@ -56,12 +66,17 @@ def test_who_calls_the_base_by_another_name_is_told_so_and_nobody_else(layout):
     """The warning depends on who asks; that of whoever had it staged is not handed on."""
     report = make_report(order_of(calls_base="acme/other"), SOURCE, EXAMINATION, PREPARED)
     assert [one.reason for one in report.warnings] == ["modules_dropped", "base_name_differs"]
+    directory = stage(layout, order_of(None))
     assert staged_by(layout, order_of(None), report).warnings == (DROPPED,)
     (_, told) = staged_by(layout, order_of(None, calls_base="acme/third"), report).warnings
     assert told.reason == "base_name_differs"
     assert "acme/third" in told.message
     assert "acme/base" in told.message
     assert staged_by(layout, order_of(None, calls_base=None), report).warnings == (DROPPED,)
+    (directory / "adapter_config.json").write_bytes(b"{")
+    with pytest.raises(ArtifactError) as refused:
+        staged_by(layout, order_of(None), report)
+    assert (refused.value.reason, refused.value.permanent) == ("artifact_damaged", False)
 
 
 def test_a_report_of_another_form_is_none():
@@ -109,6 +124,7 @@ def test_an_artifact_without_a_report_is_told_by_its_files(layout, name):
     staged = look(layout, order, SOURCE)
     assert (staged.path, staged.digest, staged.rank, staged.warnings) == (str(directory), SOURCE, 4, ())
     assert {name.rpartition(".")[2] for name in staged.modules} == {"q_proj", "v_proj"}
+    assert staged.scales == frozenset()
     assert look(layout, order_of(None, calls_base="/hub/models--acme--base/snapshots/abc"), SOURCE).warnings == ()
     (told,) = look(layout, order_of(None, calls_base="acme/other"), SOURCE).warnings
     assert told.reason == "base_name_differs"

@@ -231,7 +231,9 @@ async def test_a_look_tells_the_process_the_adapters_and_what_it_was_started_wit
     server.pages["/v1/models"] = cards(x="/a")
     found = await engine.observe()
     facts, limits = found.facts, EngineLimits(None, 3, 64, ("q_proj",))
-    assert facts == EngineFacts("sglang", "0.5", URL, "p1", limits, "pipelined")
+    unread = facts.unread_scales
+    assert facts == EngineFacts("sglang", "0.5", URL, "p1", limits, "pipelined", unread_scales=unread)
+    assert [one.source for one in unread] == ["patterns", "rslora"]
     assert (found.base_models, dict(found.adapters), dict(found.past)) == (("base",), {"x": "/a"}, {})
     server.pages["/get_server_info"] = page(version="0.5", enable_lora=True, max_loaded_loras=5, max_lora_rank=None)
     limits = (await engine.observe()).facts.limits

@@ -48,3 +48,21 @@ def test_why_no_name_gets_other_weights():
     assert "0.30.0" in process(version="0.30.0").no_swap
     assert "--engine-names versioned" in process(has_external_kv=True).no_swap
     assert process().no_swap == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "unread"),
+    [
+        ("0.29.1", ["patterns", "rslora_experts"]),
+        ("0.30.0", ["patterns"]),
+        ("0.31.0", ["patterns"]),
+        ("0.32.0", []),
+        ("0.33.0+cpu", []),
+        ("1.0.0", []),
+    ],
+)
+def test_releases_say_what_they_do_not_read_of_the_scales_of_adapters(version, unread):
+    """R22 applied-whole; as read in vLLM 0.10 to 0.33."""
+    told = process(version=version).facts("http://e", EngineLimits(), None).unread_scales
+    assert [one.source for one in told] == unread
+    assert all(version in one.message for one in told)

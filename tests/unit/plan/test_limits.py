@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from registry.lora.coverage.findings import EngineEvidence
+from sidecar.engines.vllm.responses import unread_scales
 from sidecar.plan.backoff import EXPECT_HINT
-from sidecar.plan.limits import limits_of, rejection_of
+from sidecar.plan.limits import limit_digest, limits_of, rejection_of
 from sidecar.plan.types import FailedAdapter, ReplicaLimits
 from sidecar.vllm_plugin.protocol import expected_key
 from tests.support.records import kv
@@ -118,6 +119,21 @@ def test_what_breaks_a_limit_is_refused_with_the_reason_and_what_to_do(limits, r
         assert words in found[1]
         if reason != "name_is_base_model":
             assert refused(replace(FREE, **limits), staged=None, lists=lists) is None, "nobody has seen its files"
+
+
+@pytest.mark.parametrize("version", ["0.29.0", "0.31.0", "0.32.0"])
+def test_an_adapter_whose_scales_the_engine_does_not_read_is_refused(version):
+    """R5, R22: the engine would take it, and multiply what it adds by another number."""
+    limits = limits_of(pool(), engine(version=version, unread_scales=unread_scales(version)))
+    unread = {one.source for one in limits.unread_scales}
+    for source in ("patterns", "rslora", "rslora_experts"):
+        found = refused(limits, staged=replace(STAGED, scales=frozenset({"rslora", source})))
+        assert (found is not None) == (source in unread)
+        if found:
+            assert found[0] == "not_applied_by_engine"
+            assert f"vLLM {version} takes lora_alpha / r and ignores" in found[1]
+    digests = {limit_digest("not_applied_by_engine", one, "") for one in (FREE, limits)}
+    assert len(digests) == (2 if unread else 1), "it is tried again by an engine that reads them"
 
 
 def test_a_name_that_somebody_else_has_is_refused():
