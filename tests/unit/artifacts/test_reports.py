@@ -54,7 +54,7 @@ def test_a_report_says_what_was_asked_for_what_was_found_and_what_came_of_it(lay
         "mac": "",
     }
     assert make_report(order_of(None), SOURCE, EXAMINATION, PREPARED).base is None
-    stage(layout, order_of(None), rank_pattern={"v_proj": 16})
+    stage(layout, order_of(None), rank_pattern={"down_proj": 16})
     staged = staged_by(layout, order_of(None), report)
     assert (staged.path, staged.digest, staged.rank) == (str(layout.adapter(staged.id)), SOURCE, 16)
     assert staged.scales == {"patterns"}
