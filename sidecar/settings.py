@@ -40,10 +40,12 @@ def _split_labels(values: object) -> object:
 
 
 def _whole_size(value: object) -> object:
-    """A size as it is; of ``1,500GB`` pydantic would take the 1, and of ``4e+10B`` four exabytes."""
-    if isinstance(value, str) and not _SIZE.fullmatch(value.strip()):
+    """A size as pydantic takes it: of ``1,500GB`` it would take the 1, and of Kubernetes' ``50Gi`` nothing."""
+    if not isinstance(value, str):
+        return value
+    if not _SIZE.fullmatch(value.strip()):
         raise ValueError(f"{value!r} is not a size, such as 200GB or 1.5TiB")
-    return value
+    return re.sub("i$", "iB", value.strip())
 
 
 class SidecarSettings(DaemonSettings):

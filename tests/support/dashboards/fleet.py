@@ -41,7 +41,7 @@ _NOW = Section(
         Stat("Replicas ready", "sum(loraplane_ready)", "As /readyz of each says it."),
         Stat(
             "Replicas missing",
-            "sum(max by (pool) (loraplane_admin_missing_replicas))",
+            "sum(max by (namespace, pool) (loraplane_admin_missing_replicas))",
             "Expected, and not alive: `loraplane doctor` names them.",
             bad_from=1,
         ),
@@ -81,7 +81,7 @@ _REPLICAS = Section(
         ),
         Plot(
             "Missing replicas by pool",
-            (Query("max by (pool) (loraplane_admin_missing_replicas)", "{{pool}}"),),
+            (Query("max by (namespace, pool) (loraplane_admin_missing_replicas)", "{{namespace}} {{pool}}"),),
             "Expected, and not alive.",
         ),
         Plot(
@@ -197,13 +197,13 @@ _PICKERS = Section(
             "On their way, and known",
             (
                 Query("sum(loraplane_picker_in_flight)", "requests on their way"),
-                Query("max by (pool) (loraplane_picker_adapters)", "adapters of {{pool}}"),
+                Query("max by (namespace, pool) (loraplane_picker_adapters)", "adapters of {{namespace}} {{pool}}"),
             ),
             "",
         ),
         Plot(
             "Registry out of reach",
-            (Query("max by (pool) (loraplane_picker_registry_away_seconds)", "{{pool}}"),),
+            (Query("max by (namespace, pool) (loraplane_picker_registry_away_seconds)", "{{namespace}} {{pool}}"),),
             "For how long. Pickers go on with what they know.",
             unit="s",
         ),
@@ -211,7 +211,9 @@ _PICKERS = Section(
             "Revisions of the last picker behind the first",
             (
                 Query(
-                    "max by (pool) (loraplane_picker_revision) - min by (pool) (loraplane_picker_revision)", "{{pool}}"
+                    "max by (namespace, pool) (loraplane_picker_revision)"
+                    " - min by (namespace, pool) (loraplane_picker_revision)",
+                    "{{namespace}} {{pool}}",
                 ),
             ),
             "A picker that stays behind does not know the newest changes.",

@@ -93,6 +93,7 @@ def test_what_is_not_said_is_as_the_page_of_flags_says():
     assert (usual.engine, usual.advertise_url) == ("http://e:1", None)
     assert (read({}).unload_grace, read({"--unload-grace": "5"}).unload_grace) == (600.0, 5.0), "R7"
     assert usual.engine_limits() == EngineLimits()
+    assert {read({"--store-budget": size}).store_budget for size in ("2Gi", "2GiB", "2147483648")} == {2 << 30}
     flags = {"--engine-max-rank": "8", "--engine-max-cpu-loras": "9", "--engine-target-modules": "q_proj,v_proj"}
     assert read(flags).engine_limits() == EngineLimits(None, 9, 8, ("q_proj", "v_proj"))
 
