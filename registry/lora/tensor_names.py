@@ -22,10 +22,12 @@ _PART = re.compile(
 _SAVED = re.compile(r"(?P<module>(?:.+\.)?(?:score|classifier))(?:\.modules_to_save\.[^.]+)?\.(?P<leaf>weight|bias)")
 # A matrix of the base itself, whole, as PEFT saves it with save_embedding_layers or modules_to_save.
 _WHOLE = re.compile(r"(?P<module>(?:(?!\.lora_).)+?)(?:\.modules_to_save\.[^.]+)?\.weight")
-# Modules of the part that sees or hears, which engines serve adapters of only if they are told to.
+# Modules of the parts that see or hear, and of what connects them, by the names in `get_mm_mapping` of vLLM's models.
+# Engines serve adapters of these only if they are told to.
 _VISION = re.compile(
-    r"(?:^|\.)(?:visual|vision|vision_tower|vision_model|vision_encoder|vision_embed_tokens|image_encoder|vit"
-    r"|img_processor|multi_modal_projector|mm_projector|audio_tower|audio_encoder)(?:\.|$)"
+    r"(?:^|\.)(?:(?:embed_)?(?:vision|visual|image|img|vit|audio|sound|speech|whisper)(?:_\w+)?|vpm|apm|sam_model"
+    r"|embed_tokens_extend|qformer|resampler|connector|merger|mlp1|mlp_AR|language_projection"
+    r"|(?:\w+_)?projectors?)(?:\.|$)"
 )
 # A module of a repeated block: what comes before its number's name, and the rest.
 _BLOCK = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<tail>[A-Za-z_]\w*\.\d+(?:\..+)?)", re.ASCII)
@@ -99,7 +101,7 @@ def is_taken(entry: TensorName) -> bool:
 
 
 def is_vision(module: str) -> bool:
-    """True for a module of a tower beside the language model."""
+    """True for a module of a tower beside the language model, or of what connects the two."""
     return _VISION.search(module) is not None
 
 

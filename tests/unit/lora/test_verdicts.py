@@ -16,6 +16,7 @@ from registry.lora.findings import Finding, UnfitAdapter, leading, shown
 from registry.lora.json_files import json_object
 from registry.lora.policy import AdapterLimits, Policy
 from registry.lora.safetensors import Tensor
+from registry.lora.tensor_names import is_vision
 from tests.corpus.drafts import CONFIG_FIELDS, LLAMA, RANK, Draft, Values, floats
 from tests.unit.lora.conftest import verdict_of
 from tests.unit.lora.test_coverage import base
@@ -85,6 +86,43 @@ def test_a_tower_is_refused_left_out_or_kept():
     assert (kept.findings, kept.warnings, kept.changes.dropped) == ((), (), ())
     for vision in ("reject", "drop", "keep"):
         assert reasons(LLAMA.draft(), vision=vision) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("model.visual.merger.mlp.0", "vision_tower.layers.0.q_proj", "model.vision_backbone.image_projector.w1"),
+        *("vision_language_adapter.w_in", "model.embed_vision.embedding_projection", "transformer.vision.linear_proj"),
+        *(
+            "mlp1.1",
+            "mlp_AR.linear_1",
+            "merger.mlp.0",
+            "vit_merger.linear_1",
+            "model.connector.modality_projection.proj",
+        ),
+        *("vpm.encoder.layers.0.self_attn.q_proj", "apm.layers.0.self_attn.q_proj", "resampler.attn.out_proj"),
+        *("model.sam_model.blocks.0.attn.qkv", "model.projector.layers", "qformer.encoder.layer.0.attention.query"),
+        *("language_projection", "model.spatial_projectors.0.linear", "model.embed_tokens_extend.image_embed.glb_GN"),
+        *("whisper_encoder.layers.0.fc1", "audio_language_adapter.w_in", "sound_encoder.encoder.layers.0.up"),
+        *("multi_modal_projector.linear_1", "mm_projector.0", "speech_projector.linear1", "img_projection.0"),
+    ],
+)
+def test_towers_and_what_connects_them_are_told_by_their_names(module):
+    """R22 applied-whole: vLLM leaves them out without a word unless it is started with tower LoRA."""
+    assert is_vision(module)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("model.layers.0.self_attn.q_proj", "language_model.model.layers.0.mlp.down_proj", "llm.layers.0.mlp.up_proj"),
+        *("model.layers.0.mlp.experts.3.up_proj", "encoder.layers.0.self_attn.q_proj", "model.mtp.layers.0.eh_proj"),
+        *("transformer.h.0.attn.c_attn", "model.layers.0.mixer.in_proj", "model.layers.0.mlp.mlp1_proj", "lm_head"),
+        *("model.embed_tokens", "score", "classifier.dense", "model.layers.0.linear_attn.in_proj_qkvz"),
+    ],
+)
+def test_modules_of_language_models_are_no_towers(module):
+    assert not is_vision(module)
 
 
 def test_dora_is_refused_or_taken_off():
