@@ -44,7 +44,7 @@ class EventRing:
     """
 
     def __init__(self, clock: Clock, is_desired: Callable[[str], bool], size: int = MAX_EVENTS) -> None:
-        """`is_desired`: whether there is a record under a name key."""
+        """`is_desired`: whether the adapter under a name key is desired; what is disabled is not."""
         self._clock = clock
         self._is_desired = is_desired
         self._events: deque[dict[str, object]] = deque(maxlen=size)

@@ -44,7 +44,7 @@ class Reporting:
         answers = ports.answer is not None
         identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure, ports.http)
         self.writer = writer = StatusWriter(client, keys, presence, clock, mailbox.wake)
-        self.events = events = EventRing(clock, lambda key: cache.informer.record(key) is not None)
+        self.events = events = EventRing(clock, lambda key: cache.informer.state.of(key) is not None)
         offer = writer.announcement.offer
         self.status = status = StatusCache(identity, clock, offer, supervisor.troubles, events.newest)
         supervisor.heed(status.look_again)

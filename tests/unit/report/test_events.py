@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 from registry.model.status import ReplicaStatus
 from registry.runtime.clock import Clock
+from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.engines.observed import Observed
 from sidecar.plan.handoff import Handoff
 from sidecar.plan.types import (
@@ -24,8 +27,9 @@ from sidecar.plan.types import (
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
+from sidecar.report.reporting import Reporting
 from sidecar.report.status import ReplicaIdentity, says_the_same
-from tests.support.records import kv
+from tests.support.records import KEYS, POOL, kv
 from tests.support.worlds import desired, observed
 from tests.unit.report.test_status import situation
 
@@ -93,6 +97,20 @@ def test_what_we_unload_although_it_is_desired_is_evicted(name, parts, now, expe
     assert told.round(observed(now), PLAN)[0] == expected
     told.round(observed({name: "v1"}), PLAN)
     assert told.round(observed({}), PLAN)[0] == f"unloaded {name}", "somebody else did that"
+
+
+@pytest.mark.parametrize(
+    ("records", "kind"),
+    [({}, "evicted"), ({"load": "lazy"}, "evicted"), ({"enabled": False}, "unloaded")],
+)
+def test_what_is_disabled_is_unloaded_as_what_is_deleted(records, kind, tmp_path):
+    """Its record stands on, and nobody asks for it."""
+    cache = PoolCache(KEYS, POOL, Mailbox(), Mock())
+    cache.informer.replace(2, [kv("a", 2, **records)])
+    ring = Reporting(Mock(state=tmp_path, clock=CLOCK), cache, Mock(), set()).events
+    for look, plan in ((observed({"a": "v1"}), replace(PLAN, calls=(Unload("a", "/v1"),))), (observed({}), PLAN)):
+        ring.take(RoundReport(situation(plan, observed=look), 0))
+    assert [one.event for one in ring.newest() if one.name == "a"] == [kind]
 
 
 def test_a_refusal_is_told_once_until_it_is_another():
