@@ -180,9 +180,9 @@ def _told_of(rollout: pb.Rollout, target: RolloutTarget, served: str) -> str:
     """Progress; `served` says how many of those that count serve it."""
     if rollout.failure:
         return f"{rollout.failure} - {rollout.canary.halted}" if rollout.canary.halted else rollout.failure
-    if not rollout.HasField("canary"):
+    if not rollout.HasField("canary") or (rollout.done and not rollout.replicas):  # the latter is disabled
         what = f"{served} replicas serve it" if rollout.replicas else rollout.waiting
-        return f"{what}; {rollout.note}" if rollout.note else what
+        return "; ".join(filter(None, [what, rollout.note]))
     if rollout.done:
         return f"{rollout.note}: loraplane rollout promote {rollout.name} --pool {target.pool}"
     return f"{served} canaries serve it, the others generation {rollout.canary.stable_generation}; {rollout.waiting}"

@@ -35,13 +35,18 @@ def counts(one: pb.AdapterResidency) -> StandingCounts:
     return counts_of(_standings(one))
 
 
+def is_disabled(record: pb.Adapter) -> bool:
+    """True if it is to be served nowhere."""
+    return record.spec.HasField("enabled") and not record.spec.enabled
+
+
 def state(row: AdapterRow) -> str:
     """``Disabled``, ``Halted``, ``Degraded``, ``Progressing`` or ``Healthy``; empty: it is not known.
 
     Disabled: it is to be served nowhere. Halted: its rollout is. Degraded: a replica failed, is out of reach, does not
     live, or waits for what nothing but somebody's change brings. Progressing: one is still to serve it. Else Healthy.
     """
-    if row.record.spec.HasField("enabled") and not row.record.spec.enabled:
+    if is_disabled(row.record):
         return "Disabled"
     if row.record.rollout.halted:
         return "Halted"

@@ -22,6 +22,7 @@ from registry.client.adapters import revision_of
 from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.messages import Plain
+from registry.residency.health import is_disabled
 from registry.v1 import registry_pb2 as pb
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def _row(result: pb.AdapterResult) -> tuple[str, ...]:
 
 
 def _begins(result: pb.AdapterResult) -> bool:
-    return result.outcome == pb.AdapterResult.UPDATED and result.adapter.HasField("rollout")
+    adapter = result.adapter
+    return result.outcome == pb.AdapterResult.UPDATED and adapter.HasField("rollout") and not is_disabled(adapter)
 
 
 def _canaries_first(result: pb.AdapterResult) -> str:

@@ -16,7 +16,7 @@ from registry.cli.views.replica_view import ReplicaView
 from registry.model.messages import Plain
 from registry.model.names import label_text
 from registry.model.replica_reasons import told_commands
-from registry.residency.health import AdapterRow
+from registry.residency.health import AdapterRow, is_disabled
 from registry.v1 import registry_pb2 as pb
 
 # So many names of replicas stand in a line.
@@ -108,6 +108,8 @@ def _absent(record: pb.Adapter, replica: ReplicaView, now: datetime) -> str:
     """Reason for which a replica has no part in it."""
     if replica.missing:
         return f"it does not live, {replica.seen_ago(now)}; start it, or loraplane replica forget {replica.name}"
+    if is_disabled(record):
+        return f"the adapter is disabled; loraplane enable {record.name} --pool {record.pool} serves it again"
     if replica.leaving:
         return f"it drains; loraplane undrain {replica.name} --pool {replica.pool} ends that"
     return f"it is not placed there ({_placement(record) or 'its sidecar has not said what it serves'})"

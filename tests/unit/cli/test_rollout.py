@@ -147,6 +147,8 @@ TOLD = {
     "canaries serve it: loraplane rollout promote sql --pool dev": rollout(
         SERVING, canaries=1, done=True, note="canaries serve it"
     ),
+    "it is disabled": rollout(done=True, note="it is disabled"),
+    "it is disabled, so by nobody": rollout(done=True, canaries=1, note="it is disabled, so by nobody"),
     "replicas_failed (r0 failed)": BAD,
     "halted - 1 of 1 refused (r0 failed)": rollout(FAILED, canaries=1, halted="1 of 1 refused", failure="halted"),
     "0 of 1 replicas serve it (r0 serving generation 3, generation 4 failed: bad)": instead(3),
@@ -346,6 +348,10 @@ def test_apply_waits_for_each_adapter_and_tells_the_change_even_if_it_is_not_ser
     ):
         ran = cli("apply", "-f", manifest("sql"), *flags)
         assert (ran.code, told in ran.out) == (0, True)
+    switched = changed(rollout=canaries)
+    switched.results[0].adapter.spec.enabled = False
+    admin.answers |= {"ApplyAdapters": [switched]}
+    assert "only canaries" not in cli("disable", "sql", "--pool", "dev").out, "nobody takes what is disabled"
 
 
 @pytest.mark.parametrize(("verb", "method"), [("promote", "PromoteRollout"), ("abort", "AbortRollout")])

@@ -23,6 +23,12 @@ def record(**placement: Any) -> pb.Adapter:
     return pb.Adapter(name="acme/sql", pool="dev", generation=2, spec=spec)
 
 
+def disabled(**placement: Any) -> pb.Adapter:
+    adapter = record(**placement)
+    adapter.spec.enabled = False
+    return adapter
+
+
 def replica(name: str, **fields: Any) -> Any:
     status = json.dumps(fields.pop("status", {}))
     return replica_view(pb.Replica(name=name, pool="dev", status_json=status, **fields))
@@ -50,6 +56,7 @@ NOT_PLACED, LATE = "it is not placed there", "generation 2 is pending: staging"
 LAZILY, DRAINS = f"{SQL}, and loads it at the first request", "it drains; loraplane undrain r1 --pool dev ends that"
 EARLIER = "it answers with generation 1 to the name acme/sql"
 DEAD = "it does not live, last seen 2 min ago; start it, or loraplane replica forget r1"
+DISABLED = "the adapter is disabled; loraplane enable acme/sql --pool dev serves it again"
 UNTOLD = f"{NOT_PLACED} (its sidecar has not said what it serves)"
 
 
@@ -65,6 +72,9 @@ UNTOLD = f"{NOT_PLACED} (its sidecar has not said what it serves)"
         (record(), [], R1, (False, True, UNTOLD)),
         (record(), [], replica("r1", leaving=True), (False, True, DRAINS)),
         (record(), [], GONE, (False, False, DEAD)),
+        (disabled(replicas=6), [], R1, (False, True, DISABLED)),
+        (disabled(), [], replica("r1", leaving=True), (False, True, DISABLED)),
+        (disabled(), [], GONE, (False, False, DEAD)),
     ],
 )
 def test_each_standing_has_its_sentence(adapter, parts, one, told):
