@@ -146,7 +146,10 @@ def change_of(publication: Publication) -> pb.AdapterChange:
         change.upsert.CopyFrom(adapter)
         return change
     change.update.CopyFrom(adapter)
-    change.update_mask.paths.extend(sorted([*_OF_WEIGHTS, *(_FIELD_OF.get(name, name) for name in given)]))
+    paths = {*_OF_WEIGHTS, *(_FIELD_OF.get(name, name) for name in given)}
+    if publication.ttl is None:
+        paths.add("ttl_from")  # without a ttl nothing begins one
+    change.update_mask.paths.extend(sorted(paths))
     return change
 
 

@@ -147,7 +147,8 @@ def test_an_adapter_is_switched_off_and_on_and_keeps_all_else(registry, admin):
         ({"ttl": 90}, {"ttl_seconds": 90}),
         ({"ttl": 89.2}, {"ttl_seconds": 90}),
         ({"ttl": timedelta(minutes=10)}, {"ttl_seconds": 600}),
-        ({"ttl": None}, {"ttl_seconds": None}),
+        ({"ttl": None}, {"ttl_seconds": None, "ttl_from": None}),
+        ({"ttl": None, "ttl_from": "change"}, {"ttl_seconds": None, "ttl_from": "change"}),
         ({"ttl": "7d", "ttl_from": "use"}, {"ttl_seconds": 604_800, "ttl_from": "use"}),
         ({"keep": 3}, {"keep": 3}),
         ({"keep": None}, {"keep": None}),
@@ -155,7 +156,7 @@ def test_an_adapter_is_switched_off_and_on_and_keeps_all_else(registry, admin):
     ],
 )
 def test_how_long_and_in_which_generations_it_is_kept_is_said_by_keywords(registry, admin, given, told):
-    """None: it never ends, or its newest generation is kept alone, though all else is kept."""
+    """None: it never ends, whatever its ttl began with, or its newest generation is kept alone; all else is kept."""
     registry.publish("s3://b/a", "a", "p", wait=False, **given)
     (change,) = admin.asked("ApplyAdapters")[-1].changes
     said = {field.name: value for field, value in change.update.spec.ListFields() if field.name != "source"}
