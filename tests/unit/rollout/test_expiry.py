@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import KeyValue
 from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.model.records import AdapterRecord, TenantRecord
@@ -97,6 +99,40 @@ async def test_what_ends_by_uses_is_found_unused_at_two_readings_in_a_row(etcd: 
 
 
 @played
+async def test_what_was_found_unused_once_stays_while_its_pool_cannot_be_read(etcd: PlayedEtcd, monkeypatch):
+    """R25: since it was found so it may have been used; and what could not be deleted then is tried again."""
+    monkeypatch.setattr(expiry, "is_over", lambda *_of: True)
+    (service,) = begin(etcd)
+    await service.apply(ttl_seconds=TTL, ttl_from="use")
+    refused: list[float] = []
+
+    async def refusing(*_of: Any, **_more: Any) -> Any:
+        refused.append(now())
+        monkeypatch.setattr(expiry, "read_pool", AsyncMock(side_effect=EtcdUnavailable("away", maybe_applied=False)))
+        raise Unavailable(Reason.ETCD_UNAVAILABLE, "away")
+
+    with monkeypatch.context() as away:
+        away.setattr(service.writer, "change", refusing)
+        await eventually(lambda: refused, timeout_seconds=2 * TTL)
+        await asyncio.sleep(60)
+    await asyncio.sleep(TTL)
+    assert stands(etcd)
+    await service.stop()
+
+
+@played
+async def test_with_a_clock_of_a_backup_it_is_judged_as_often_as_before(etcd: PlayedEtcd, monkeypatch):
+    """R25: what this service found by the clock that stood there before is not waited for."""
+    monkeypatch.setattr(expiry, "is_over", lambda *_of: now() > 4 * TTL)
+    (service,) = begin(etcd)
+    await service.apply(ttl_seconds=TTL, ttl_from="use")
+    await asyncio.sleep(4 * TTL)
+    etcd.store.put(KEYS.expiry_clock(), ExpiryClock().to_bytes())
+    assert await ended(etcd) < 5 * TTL
+    await service.stop()
+
+
+@played
 async def test_who_went_while_a_pool_was_read_is_known_to_have_gone(etcd: PlayedEtcd, monkeypatch):
     """R25: who is remembered is read behind the replicas, so that it is newer than whoever went meanwhile."""
     read, went, judged = expiry.read_pool, list[int](), list[int]()
@@ -174,6 +210,28 @@ async def test_of_what_ends_by_its_age_little_is_asked_meanwhile(etcd: PlayedEtc
     await asyncio.sleep(TTL / 2)
     assert len(looks) < 40
     assert await ended(etcd) <= TTL + SOON_SECONDS
+
+
+@played
+async def test_what_comes_amid_a_look_ends_by_its_own_time(etcd: PlayedEtcd):
+    """R25: with nothing else to wake who looks than a clock that moves on every few minutes."""
+    (one,) = begin(etcd)
+    look, begun = one.expiry._look, list[float]()
+
+    async def overtaken(*of: Any) -> float | None:
+        again_at = await look(*of)
+        if now() > 100 and not begun:
+            begun.append(now())
+            await one.apply(ttl_seconds=60)
+            await asyncio.sleep(1)
+        return again_at
+
+    one.expiry._look = overtaken  # type: ignore[method-assign]
+    await one.apply(name="acme/long", ttl_seconds=100 * TTL)
+    await asyncio.sleep(100)
+    await one.apply(name="acme/other", ttl_seconds=100 * TTL)
+    await eventually(lambda: stands(etcd))
+    assert await ended(etcd) - begun[0] <= 60 + SOON_SECONDS
 
 
 @played

@@ -293,9 +293,10 @@ async def test_many_changes_within_a_moment_are_one_write_and_one_word(etcd: Pla
     assert etcd.store.kvs[KEYS.members(POOL)].version == written + 1, "who goes is noted with who comes"
 
 
+@pytest.mark.parametrize("is_full", [False, True])
 @played
-async def test_who_goes_and_was_never_ready_makes_the_key_newer_once(etcd: PlayedEtcd):
-    """R25: nobody remembers it, and what it was asked last is told by nobody else."""
+async def test_who_goes_and_was_never_ready_makes_the_key_newer_once(etcd: PlayedEtcd, is_full):
+    """R25: nobody remembers it, and what it was asked last is told by nobody else. So it is where that waits."""
     kept = Kept(etcd, POOL, "q")
     etcd.store.put(KEYS.members("q"), RememberedReplicas(members={"r9": RememberedReplica()}).to_bytes())
     await kept.replicas.alive("r1")
@@ -307,7 +308,10 @@ async def test_who_goes_and_was_never_ready_makes_the_key_newer_once(etcd: Playe
     assert etcd.store.kvs[KEYS.members(POOL)].version == written, "it lives still"
     await kept.replicas.gone("r2")
     gone_at = etcd.store.revision
+    etcd.store.is_full = is_full
     await asyncio.sleep(WHILE)
+    etcd.store.is_full = False
+    await asyncio.sleep(AGAIN)
     newer = etcd.store.kvs[KEYS.members(POOL)]
     assert (kept.members(), newer.version) == ({"r1": ""}, written + 1)
     assert newer.mod_revision > gone_at
@@ -409,6 +413,8 @@ async def test_who_is_dead_is_forgotten_and_nobody_else(etcd: PlayedEtcd):
     lives, unknown = await refused_to_forget(kept, "r1"), await refused_to_forget(kept, "r9")
     assert (type(lives), lives.reason, lives.field) == (FailedPrecondition, Reason.REPLICA_LIVES, "name")
     assert (type(unknown), unknown.reason, unknown.field) == (NotFound, Reason.REPLICA_NOT_FOUND, "name")
+    with pytest.raises(FailedPrecondition, match="lives"):  # W9
+        await forget(kept.client, KEYS, POOL, "r1", Deadline.of(60.0), dry_run=True)
     await forget(kept.client, KEYS, POOL, "r2", Deadline.of(60.0), dry_run=True)
     assert {*kept.members()} == {"r1", "r2", "r3"}
     await forget(kept.client, KEYS, POOL, "r2", Deadline.of(60.0), dry_run=False)

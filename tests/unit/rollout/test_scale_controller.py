@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from unittest.mock import Mock
 
 from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.model.placement import spec_now
@@ -123,6 +124,27 @@ async def test_where_nothing_is_due_nobody_looks(etcd: PlayedEtcd):
 
 
 @played
+async def test_what_replicas_say_amid_a_look_is_seen_by_the_next(etcd: PlayedEtcd):
+    """R3: they may say nothing else for long."""
+    (one,) = begin(etcd)
+    say(etcd, 8.0, "r1", "r2", "r3")
+    look, looks = one.scaling._look, list[float]()
+
+    async def overtaken(*of: Any) -> float | None:
+        again_at = await look(*of)
+        looks.append(again_at or now())
+        if again_at is None:
+            say(etcd, 11.0, "r1", "r2", "r3")
+            await asyncio.sleep(1)
+        return again_at
+
+    one.scaling._look = overtaken  # type: ignore[method-assign]
+    await one.apply(placement=BY_LOAD)
+    await asyncio.sleep(120)
+    assert number(etcd) == 3
+
+
+@played
 async def test_a_number_stays_while_the_view_of_its_pool_is_lost(etcd: PlayedEtcd, monkeypatch):
     """What was heard last may not be so any more."""
     monkeypatch.setattr(PoolReader, "losses", None)
@@ -155,6 +177,8 @@ async def test_what_etcd_or_somebody_refuses_is_tried_again(etcd: PlayedEtcd):
         return await change(asked, caller, *more, **named)
 
     one.writer.change = refusing  # type: ignore[method-assign]
-    await asyncio.sleep(90)
+    for _ in range(180):  # another pool is looked at all the time
+        await asyncio.sleep(0.5)
+        await one.scaling._look("q", Mock(losses=0))
     assert number(etcd) == 3
     assert (ids[0] == ids[1], ids[2] == f"{ids[0]}-1") == (True, True), "another id where the first is used up"
