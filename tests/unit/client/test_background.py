@@ -129,6 +129,28 @@ def test_it_is_closed_once_and_takes_nothing_more(loop):
         loop.run(last)
 
 
+def test_an_interrupt_while_it_is_closed_leaves_nothing_open(loop, monkeypatch):
+    """X3 given-back: a second Ctrl-C, as of one whose service hangs; and it may be closed once more."""
+    begun, left, ended = threading.Event(), threading.Event(), threading.Event()
+
+    async def last() -> None:
+        begun.set()
+        await asyncio.to_thread(left.wait, 60)
+        ended.set()
+
+    def interrupted(_outcome):
+        assert begun.wait(60)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.close(last)
+    left.set()
+    loop.close(last)
+    assert ended.is_set()
+
+
 async def test_a_channel_of_another_loop_is_closed_on_the_process_own_once_it_was_open(monkeypatch):
     """X3 given-back: it is over once `close` returns."""
     made = Mock(close=AsyncMock(), unary_unary=Mock(return_value=AsyncMock(return_value=7)))
