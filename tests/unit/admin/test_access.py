@@ -35,6 +35,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
 from tests.support.played_admin import Aborted, Context, Served, served
 from tests.support.records import KEYS
+from tests.support.residency_world import Replicas
 from tests.unit.admin.conftest import ANN, HEAD, ROOT, binding, guarded, play_guarded, who
 
 
@@ -139,8 +140,10 @@ async def test_lists_streams_and_pages_show_only_what_is_ones_own(served):
                 seen = names(await anext(answers))
             assert seen == ["acme/c"], method
         await served.call("ApplyAdapters", change_set(drop("acme/c"), drop("other/c")), who("root"))
-    pools = await served.call("ListPools", pb.ListPoolsRequest(show_unknown=True), ANN)
-    assert [one.name for one in pools.pools] == ["p"]
+    await Replicas(served.client, KEYS, "nowhere").alive("x1")
+    for caller, pools, unknown in ((ANN, ["p"], []), (who("root"), ["p", "q"], ["nowhere"])):
+        told = await served.call("ListPools", pb.ListPoolsRequest(show_unknown=True), caller)
+        assert ([one.name for one in told.pools], [one.name for one in told.unknown]) == (pools, unknown)
     for caller, members in ((ANN, 0), (who("root"), 1)):
         asked = await served.call("ListPools", pb.ListPoolsRequest(show_etcd=True), caller)
         assert len(asked.etcd) == members, "of etcd only those are told who see every pool"

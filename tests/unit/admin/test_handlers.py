@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Never
+from unittest.mock import AsyncMock
 
 import pytest
 import structlog.testing
@@ -17,6 +18,7 @@ from registry.client.adapters import revision_of
 from registry.model.errors import Internal, Reason
 from registry.model.names import REPEATED_METADATA
 from registry.model.status import RememberedReplica, RememberedReplicas
+from registry.residency.follower import PoolFollower
 from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.links import Way
@@ -257,9 +259,18 @@ async def test_the_page_for_gateways_says_where_adapters_are_and_only_what_is_ne
     ):
         status, _, told = await page(served, query)
         assert (status, told["error"]["reason"]) == (code, reason)
+    await served.make_pool("q")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PoolFollower, "_step", AsyncMock(return_value=False))
+        await takes_no_longer(served, "pool=q")
     served.etcd.links["m0"].set_way(Way.HUNG)
+    await takes_no_longer(served, "pool=p")
+
+
+async def takes_no_longer(served: Served, query: str) -> None:
+    """A gateway that polls would hang, whatever is not known."""
     begun = now()
-    status, _, told = await page(served, "pool=p")
+    status, _, told = await page(served, query)
     assert (status, told["error"]["reason"]) == (503, "ETCD_UNAVAILABLE")
     assert now() - begun <= 5.01
 

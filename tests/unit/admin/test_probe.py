@@ -53,8 +53,11 @@ async def test_the_service_is_healthy_while_etcd_answers(served):
         served.etcd.links["m0"].set_way(Way.OPEN)
         await asyncio.sleep(10)
         assert statuses(served) == {SERVING}
+    served.etcd.links["m0"].set_way(Way.REFUSED)
+    await asyncio.sleep(10)
     served.etcd.store.put(KEYS.meta(), b"?")
-    await asyncio.sleep(5)
+    served.etcd.links["m0"].set_way(Way.OPEN)
+    await asyncio.sleep(10)
     assert (statuses(served), served.probe.readiness.ready) == ({NOT_SERVING}, False)
     assert "forbids writing" in served.probe.readiness.reason
     refused = await served.refusal("DeletePool", pb.DeletePoolRequest(name="p"))

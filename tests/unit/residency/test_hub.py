@@ -143,13 +143,15 @@ async def test_a_pool_that_nobody_looks_at_is_followed_a_little_longer(etcd: Pla
     board = Board(etcd)
     await board.served("a")
     boards = list[Subscription]()
-    for pause in (LINGER_SECONDS - 1, LINGER_SECONDS - 1, LINGER_SECONDS + 1):
-        with suppress(ConnectionError):
-            async with board.hub.look(POOL) as one:
-                assert told(await one.look()) == (("a",), True)
-                boards.append(one)
-                raise ConnectionError("the router hung up")
-        await asyncio.sleep(pause)
+    async with board.informers.look(ADAPTERS, prefix_end(ADAPTERS), asyncio.Event()) as others:
+        for pause in (LINGER_SECONDS - 1, LINGER_SECONDS - 1, LINGER_SECONDS + 1):
+            with suppress(ConnectionError):
+                async with board.hub.look(POOL) as one:
+                    assert told(await one.look()) == (("a",), True)
+                    boards.append(one)
+                    raise ConnectionError("the router hung up")
+            await asyncio.sleep(pause)
+        assert others.taps == set(), "X3 given-back: nothing is kept for who left"
     assert [one is boards[0] for one in boards] == [True] * 3
     with pytest.raises(Unavailable):
         await boards[0].look()

@@ -105,10 +105,16 @@ class World:
         self.conductor.wake.set()
         return Settled(ChangeReply(), 51)
 
-    def play(self, seconds: float = 3600.0) -> bool:
-        """Whether it came to its end within so long."""
+    def say(self, told: bytes) -> None:
+        self.told = told
+        self.conductor.wake.set()
+
+    def play(self, seconds: float = 3600.0, says: Iterable[tuple[float, bytes]] = ()) -> bool:
+        """Whether it came to its end within so long, if every replica says something else at these times."""
 
         async def conduct() -> bool:
+            for at, told in says:
+                asyncio.get_running_loop().call_later(at, self.say, told)
             try:
                 async with asyncio.timeout(seconds):
                     await self.conductor.run(self)  # type: ignore[arg-type] # which plays the informers, too
@@ -134,6 +140,13 @@ def test_each_rollout_comes_to_all_when_its_own_time_is_over():
     assert [(change.name, round(at, -1)) for at, change, _ in played.asked] == [("acme/a", 30), ("c", 100), ("b", 300)]
     assert all(isinstance(change, PromoteRollout) for _, change, _ in played.asked)
     assert played.counted == ["promote"] * 3
+
+
+def test_a_soak_begins_anew_where_a_canary_did_not_serve_it_for_a_moment():
+    """R3: what was seen to come back has not been served for so long."""
+    played = World(rolled(300))
+    assert played.play(says=[(100, BEHIND), (110, SERVED)])
+    assert [round(at, -1) for at, _, _ in played.asked] == [410]
 
 
 @pytest.mark.parametrize("told", [SERVED, refusing(NAME)], ids=["served", "refused"])
