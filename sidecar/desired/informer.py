@@ -49,8 +49,8 @@ class DesiredAdapter:
     `terms` None: all replicas serve it, and the same of it. `retry` None: nobody asked for another try. `last_good`:
     what this replica served last, as far as it does not serve this generation. `former`: the generations before, of
     which it is not known whether the engine got them. `kept`: earlier generations that are served beside this one, and
-    what they are made of, the newest first. `is_whole`: this replica followed it from its making on, so that
-    files of no generation told here are of one that had the name before. `ttl_from_use_seconds`: ttl from use; 0: none.
+    what they are made of, the newest first. `made`: the generation that it was made with, where it was followed
+    from then on; 0: files of a generation may be of one that had the name before. `ttl_from_use_seconds`: 0: none.
     """
 
     key: str
@@ -66,7 +66,7 @@ class DesiredAdapter:
     last_good: DesiredAdapter | None = None
     former: tuple[DesiredAdapter, ...] = ()
     kept: tuple[tuple[int, ArtifactRef], ...] = ()
-    is_whole: bool = False
+    made: int = 0
     ttl_from_use_seconds: int = 0
 
     @property
@@ -347,7 +347,7 @@ class Informer:
             verdict = None if value is None else self._judge(key, value, at)
             is_refused, former = isinstance(verdict, RefusedRecord), draft.adapters.get(key)
             if is_each and isinstance(verdict, DesiredAdapter):
-                verdict = replace(verdict, is_whole=key not in self.raw or (former is not None and former.is_whole))
+                verdict = replace(verdict, made=former.made if former else 0 if key in self.raw else verdict.generation)
             forgotten.append(self._keep_good(key, former or draft.lazy.get(key), verdict))
             total += self._note(key, value, at, was_refused=key in draft.refused, is_refused=is_refused)
             draft.settle(key, self.with_last_good(key, verdict) if isinstance(verdict, DesiredAdapter) else verdict)

@@ -296,7 +296,10 @@ def of_before(
     for adapter in chosen.wanted:
         name, failure = engine_name(adapter, chosen.limits.names), known.failures.get(adapter.key)
         path = observed.adapters.get(name)
-        if not adapter.is_whole or failure is None or path is None or path not in observed.ours or adapter.key in busy:
+        if not adapter.made or failure is None or path is None or path not in observed.ours or adapter.key in busy:
+            continue
+        # What was served since it was made is its own, also where the store has it no more, or may not give it anew.
+        if (_number(name.partition(SEPARATOR)[2]) or known.generations.get((name, path), 0)) >= adapter.made:
             continue
         newest = desired.adapters.get(adapter.key, adapter)  # who is no canary any more has that, too
         earlier = {one.ref for one in (*newest.fallbacks, *newest.former, *newest.beside)}

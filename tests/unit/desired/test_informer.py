@@ -171,15 +171,15 @@ def test_what_was_followed_from_its_making_on_is_known_whole():
     """R2: an engine may still have files of an adapter that had the name before."""
     made = Informer(POOL)
     made.replace(10, [kv("a", 1)])
-    assert not made.state.adapters["a"].is_whole, "nobody knows what came before the first list"
+    assert made.state.adapters["a"].made == 0, "nobody knows what came before the first list"
     made.apply(11, [put("a", 11, generation=2), put("b", 11)])
-    assert [made.state.adapters[key].is_whole for key in "ab"] == [False, True]
+    assert [made.state.adapters[key].made for key in "ab"] == [0, 1]
     made.apply(12, [deletion("a", 12)])
     made.apply(13, [put("a", 13, generation=3)])
     made.apply(14, [put("a", 14, generation=4)])
-    assert made.state.adapters["a"].is_whole
+    assert made.state.adapters["a"].made == 3
     made.replace(20, [put("a", 19, generation=5).kv, put("b", 11).kv])
-    assert [made.state.adapters[key].is_whole for key in "ab"] == [False, True], "others may have come between"
+    assert [made.state.adapters[key].made for key in "ab"] == [0, 1], "others may have come between"
     restored = Informer(POOL)
     restored.restore(20, made.raw)
-    assert not restored.state.adapters["b"].is_whole
+    assert restored.state.adapters["b"].made == 0

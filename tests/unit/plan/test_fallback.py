@@ -183,7 +183,7 @@ def test_a_canary_whose_stable_generation_fails_too_goes_on_with_what_it_served_
 def test_who_is_a_canary_no_more_keeps_what_it_has_while_the_stable_generation_cannot_be_had(source):
     """R13, R24: simulated seed 770537. What stands there since before the name was made anew goes (R4)."""
     state = desired(rolling("a", 1, strategy={"canary": {"replicas": 1}}))
-    state = replace(state, adapters=state.adapters.set("a", replace(state.adapters["a"], is_whole=True)))
+    state = replace(state, adapters=state.adapters.set("a", replace(state.adapters["a"], made=1)))
     shares = [share(state, fleet("r1", "r2", "r3"), replica) for replica in ("r1", "r2", "r3")]
     others = next(one for one in shares if one.instead)
     failures = {"a": Failure(others.instead["a"].ref, None, NOT_FINITE, "", 1, None)}
@@ -269,6 +269,32 @@ def test_what_had_the_name_before_goes_once_the_new_cannot_be_had(listed, there,
     seen = replace(seen, facts=replace(seen.facts, proves=True), no_effect=facts.pop("no_effect", frozenset()))
     plan_made = plan(state, seen, replace(made, staged=found, **facts))
     assert [type(one) for one in plan_made.calls] == [Unload] * unloaded
+
+
+@pytest.mark.parametrize(
+    ("names", "listed", "served", "unloaded"),
+    [
+        ("plain", "a", 2, False),
+        ("plain", "a", 3, False),
+        ("plain", "a", 1, True),
+        ("versioned", "a@3", None, False),
+    ],
+)
+def test_what_was_served_since_the_name_was_made_stays_though_it_may_not_be_given_anew(names, listed, served, unloaded):
+    """R13: a pool asks for signatures from now on, or its files are gone from the store and from their source; also
+    where another setting made a generation of the same files meanwhile.
+    """
+    informer = Informer(POOL)
+    informer.replace(1, [])
+    informer.apply(2, [put("a", 2, generation=2)])
+    informer.note_served([("a", 2)])
+    informer.apply(3, [put("a", 3, generation=3, priority=7)])
+    informer.note_served([("a", 3)])
+    state = informer.state
+    seen = {} if served is None else {("a", path_of("v1")): served}
+    facts = replace(known(state, failures=refused(state, "signature_keys_missing")), staged={}, generations=seen)
+    made = plan(state, observed({listed: "v1"}), facts, names)
+    assert [type(one) for one in made.calls] == [Unload] * unloaded
 
 
 def test_of_whom_not_all_is_known_what_stands_under_the_name_stays():
