@@ -290,6 +290,9 @@ async def test_a_stream_ends_as_the_service_stops_and_is_counted_while_it_is_ope
     async with aclosing(served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))) as answers:
         assert (await anext(answers)).snapshot
     assert served.counted("WatchAdapters") == {"CANCELLED": 1.0}, "who leaves is counted as one who left"
+    async with aclosing(served.watch("WatchAudit", pb.WatchAuditRequest())) as answers:
+        await anext(answers)
+        assert served.service.calls.calls._running == 0, "X3 given-back: who takes no second answer keeps no place"
     open_streams = served.metrics.streams.labels("WatchAdapters")._value
     answers = served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))
     assert (await anext(answers)).snapshot

@@ -78,6 +78,7 @@ async def test_a_page_is_told_with_what_leads_to_the_next_and_the_last_with_what
     served.etcd.store.put(KEYS.members("p"), expected.to_bytes())
     await Replicas(served.client, KEYS, "nowhere").alive("x1", "x2")
     first = await served.call("ListReplicas", pb.ListReplicasRequest(pool="p", page_size=2))
+    await replicas.gone("r1")  # which stands on the page before
     last = await served.call(
         "ListReplicas", pb.ListReplicasRequest(pool="p", page_size=2, page_token=first.next_page_token)
     )
@@ -93,6 +94,24 @@ async def test_a_page_is_told_with_what_leads_to_the_next_and_the_last_with_what
     assert list(last.admin_insecure) == ["--listen"]
     request.show_unknown = False
     assert not (await served.call("ListPools", request)).unknown
+
+
+@pytest.mark.parametrize(
+    ("method", "first", "other"),
+    [
+        ("ListAdapters", pb.ListAdaptersRequest(pool="p"), pb.ListAdaptersRequest(pool="p", filter="name=b")),
+        ("ListChanges", pb.ListChangesRequest(pool="p"), pb.ListChangesRequest(pool="p", since="2026-01-01T00:00:00Z")),
+    ],
+)
+@served
+async def test_a_token_is_taken_with_what_was_asked_for_on_the_page_before(served, method, first, other):
+    """Else a page would be of two lists."""
+    await served.make_pool()
+    await served.call("ApplyAdapters", change_set(put("a"), put("b")))
+    first.page_size = other.page_size = 1
+    other.page_token = (await served.call(method, first)).next_page_token
+    assert other.page_token
+    assert (await served.refusal(method, other)).info.reason == "INVALID_PAGE_TOKEN"
 
 
 @served

@@ -112,6 +112,11 @@ async def looks(service: AdminService, said: list[tuple[float, set[int]]]) -> No
         await asyncio.sleep(0.25)
 
 
+async def end_of_streams(service: AdminService, notes: list[Told]) -> None:
+    await service.calls.stopping.wait()
+    notes.append(Told(now(), "streams end"))
+
+
 def request(client: tuple[str, int] | None = None) -> Request:
     return Request({"type": "http", "query_string": b"", "headers": [], "client": client})
 
@@ -135,11 +140,13 @@ async def test_a_service_begins_with_its_servers_and_ends_with_those_who_ask_fir
         assert ({told.what for told in notes}, states(service)) == ({"grpc begins", "http begins"}, {SERVING})
         notes.clear()
         looking = asyncio.create_task(looks(service, said))
+        streams = asyncio.create_task(end_of_streams(service, notes))
         assert not service.calls.stopping.is_set()
     looking.cancel()
-    assert service.calls.stopping.is_set(), "streams end"
+    await streams
     begun = 1.1
-    assert notes == [Told(begun + 3.0, "grpc ends within 5"), Told(begun + 3.0, "http ends")]
+    ends = [Told(begun + 3.0, "grpc ends within 5"), Told(begun + 3.0, "http ends")]
+    assert notes == [Told(begun, "streams end"), *ends], "by themselves, so that none is cut"
     assert len(said) >= 12
     assert all(told == {NOT_SERVING} for _, told in said), "for all of the time before"
     left = [task for task in asyncio.all_tasks() if task.get_name() in {"http", "probe", "conductor", "members"}]
