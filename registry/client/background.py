@@ -14,8 +14,10 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from functools import partial, wraps
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from weakref import ref
 
 import grpc
 from google.protobuf.message import Message
@@ -51,11 +53,14 @@ class _ProcessLoop:
     def run(self, step: Step[T]) -> T:
         """See `LoopElsewhere.run`."""
         # Ours before anything starts: an interrupt at any point from here on cancels it, also one that comes
-        # when the loop has the work and the caller has nothing in hand yet.
+        # when the loop has the work and the caller has nothing in hand yet. It waits in the queue, not in the
+        # outcome, whose lock an interrupt would leave as it was at that moment: held, or let go twice.
         outcome: Future[T] = Future()
+        told: SimpleQueue[Future[T]] = SimpleQueue()
+        outcome.add_done_callback(told.put)
         try:
             self.hand_over(outcome, step)
-            return outcome.result()
+            return told.get().result()
         except BaseException:  # an interrupt too: nobody else waits for it
             outcome.cancel()
             raise
@@ -77,14 +82,15 @@ class _ProcessLoop:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(partial(_tell, outcome))
-        outcome.add_done_callback(lambda _: task.done() or loop.call_soon_threadsafe(task.cancel))
+        outcome.add_done_callback(partial(_cancel, ref(task)))
 
     def _get(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="loraplane-client", daemon=True)
+                loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=loop.run_forever, name="loraplane-client", daemon=True)
                 self._thread.start()
+                self._loop = loop  # only now: an interrupt before leaves none that nobody runs
             return self._loop
 
     def runs_here(self) -> bool:
@@ -173,6 +179,16 @@ class BackgroundLoop:
         await asyncio.gather(*(one.aclose() for one in [*self._generators]), return_exceptions=True)
         if last is not None:
             await last()
+
+
+def _cancel(known: ref[asyncio.Task[Any]], _outcome: Future[Any]) -> None:
+    """Cancels a task, to which its outcome refers weakly: else it would end with that, on the caller's thread.
+
+    What runs there then is Python's own, in which an interrupt is lost.
+    """
+    task = known()
+    if task is not None and not task.done():
+        task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def _tell(outcome: Future[T], task: asyncio.Task[T]) -> None:
