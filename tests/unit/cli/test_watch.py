@@ -133,6 +133,10 @@ def test_a_row_is_told_when_its_state_is_known_and_when_it_changes():
     assert rows(feed, where("a", snapshot=True, more=True)) == []
     feed.begin()
     assert rows(feed, where("b", snapshot=True)) == [("a", "")]
+    feed.begin()
+    assert rows(feed, answer(10, put("a"), snapshot=True, more=True)) == []
+    feed.begin()
+    assert rows(feed, answer(11, put("b"), snapshot=True)) == [("a", "AdapterGone")]
 
 
 def test_of_what_a_selector_asks_for_begin_and_end_are_told_once():
@@ -324,7 +328,8 @@ def test_a_look_that_finds_nobody_ends_a_watch_only_if_it_is_the_first(cli, admi
     """Restarts are waited for, of replicas as of adapters; where nobody ever answered, that is told."""
     gone = Refusal(grpc.StatusCode.UNAVAILABLE)
     watch = ["get", "replicas", "-w", "--pool", "dev", "--timeout", "0.1"]
-    admin.answers["ListReplicas"] = [listed(("r1", "a"), ("r2", "a")), gone, listed(("r1", "a")), ENOUGH]
+    looks = [listed(("r1", "a"), ("r2", "a")), gone, listed(("r1", "a")), ENOUGH]
+    admin.answers["ListReplicas"] = [lambda _asked: looks[len(time.pauses)]]
     assert changes(cli("-o", "json", *watch).out) == [("put", "r1"), ("put", "r2"), ("deleted", "r2")]
     admin.answers["ListReplicas"] = [gone]
     assert cli(*watch).code == 6
