@@ -185,6 +185,10 @@ class Root(Group):
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             raise click.Abort from interrupt
+        except RuntimeError as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # amid a lock of Python's own
+                raise click.Abort from error.__context__
+            raise
 
 
 class LazyCommand(click.Command):

@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -179,7 +180,8 @@ def main() -> None:
         failure = error.failure  # that is also why such a writer failed
     if failure is not None:
         code = _report(failure, global_options_first(sys.argv[1:])[0])
-    tracing.stop()
+    with suppress(KeyboardInterrupt):  # somebody may not care to wait for a collector; what was done is done
+        tracing.stop()
     sys.exit(code)
 
 

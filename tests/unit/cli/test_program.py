@@ -194,6 +194,30 @@ def test_an_interrupted_change_says_how_to_see_whether_it_is_made(address, admin
         assert "loraplane events --request q1 tells" in told["message"]
 
 
+_INTERRUPTED = """
+import threading
+from registry.cli import command_tree, main
+
+def invoke(_root, _context):
+    lock = threading.Condition()
+    with lock:
+        lock.release()  # as `wait` does just before an interrupt
+        raise KeyboardInterrupt
+
+def stop():
+    raise KeyboardInterrupt
+
+command_tree.Group.invoke, main.tracing.stop = invoke, stop
+main.main()
+"""
+
+
+def test_an_interrupt_that_python_made_another_error_of_or_that_comes_after_the_command_is_no_error():
+    program = [sys.executable, "-c", _INTERRUPTED, "version"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 _WRITES_TO_ITSELF = """
 import contextlib, os
 from registry.cli import main
