@@ -270,7 +270,7 @@ async def test_a_service_is_reached_by_the_socket_of_its_host_where_the_settings
     channel = grpc.aio.insecure_channel(f"unix:{socket}")
     async with running(settings(access=file, socket=socket), drain_seconds=0), channel:
         asked = health_pb2.HealthCheckRequest(service=SERVICE)
-        assert (await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=10)).status == NOT_SERVING
+        assert (await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=60)).status == NOT_SERVING
     assert not socket.exists()
 
 

@@ -103,7 +103,7 @@ def going(monkeypatch) -> Iterator[threading.Event]:
     """Whether folders of sources can be looked at; without it whoever looks at one waits, as where a mount hangs."""
     going, resolved = threading.Event(), file._resolved
     going.set()
-    monkeypatch.setattr(file, "_resolved", lambda path: (going.wait(3.0), resolved(path))[1])
+    monkeypatch.setattr(file, "_resolved", lambda path: (going.wait(60.0), resolved(path))[1])
     yield going
     going.set()
 
@@ -113,7 +113,7 @@ def going(monkeypatch) -> Iterator[threading.Event]:
 async def test_a_folder_that_hangs_holds_up_nothing_that_is_in_the_store(
     open_store, sources, monkeypatch, going, make_ref, is_small
 ):
-    """R13 static-stable, R19: after a restart of the sidecar, too; each look there takes longer than a second."""
+    """R13 static-stable, R19: after a restart of the sidecar, too; each look there takes a minute."""
     if not is_small:
         monkeypatch.setattr(stored, "MAX_AT_ONCE_BYTES", 0)
     ref = make_ref(write_adapter(sources / "a"))
@@ -122,7 +122,7 @@ async def test_a_folder_that_hangs_holds_up_nothing_that_is_in_the_store(
     begun, again = time.monotonic(), open_store("r1")
     assert await again.recall([ref])
     assert await again.ensure(ref) == staged
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 30.0
     narrower = open_store("r1", allow=sources / "b")
     going.set()
     assert not await narrower.recall([ref])
@@ -140,7 +140,7 @@ async def test_the_event_loop_does_not_wait_for_a_folder_that_hangs(open_store, 
     waiting = [asyncio.create_task(second.ensure(ref)) for ref in refs]
     for _ in range(3):
         await asyncio.sleep(0)
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 30.0
     going.set()
     assert await asyncio.gather(*waiting) == staged
 
@@ -162,7 +162,7 @@ async def test_what_hangs_leaves_workers_to_others(open_store, sources, monkeypa
     """R19: each try of it that was given up has a worker for as long as it hangs; the next waits for that to end."""
     going, resolved = threading.Event(), file._resolved
     hangs, other = (pinned(write_adapter(sources / name, seed=seed)) for seed, name in enumerate(("hangs", "other")))
-    monkeypatch.setattr(file, "_resolved", lambda path: (path.name != "hangs" or going.wait(20.0), resolved(path))[1])
+    monkeypatch.setattr(file, "_resolved", lambda path: (path.name != "hangs" or going.wait(120.0), resolved(path))[1])
     monkeypatch.setattr(obtain, "origin_of", lambda uri: uri)
     store = open_store()
     try:
@@ -171,7 +171,7 @@ async def test_what_hangs_leaves_workers_to_others(open_store, sources, monkeypa
             await asyncio.sleep(0.01)
             given_up.cancel()
             await asyncio.wait({given_up})
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             assert (await store.ensure(other)).is_proven
         again = asyncio.create_task(store.ensure(hangs))
         await asyncio.sleep(0.2)

@@ -444,7 +444,7 @@ def test_a_thread_that_hears_late_of_its_runs_end_takes_nothing_of_the_next_run(
     assert client.is_publishing.wait(60)
     trainer.step(saves=False)
     hears.set()
-    late[0].join(10)
+    late[0].join(60)
     assert not late[0].is_alive()
     client.goes_on.set()
     trainer.end()

@@ -188,6 +188,6 @@ def test_a_pattern_stands_for_names_with_anything_where_its_stars_are(pattern, n
 @pytest.mark.parametrize("pattern", ["*a*b", "*-a-*", "*a*a*a*a*a*a*a*a*b"])
 def test_a_long_name_that_a_caller_made_up_holds_nobody_up(pattern):
     """A2 deny-by-default: patterns are asked about before names are checked, which may have megabytes."""
-    started = time.monotonic()
+    started = time.thread_time()
     NamePatterns((pattern,)).match("a-" * 500_000 + "\n")
-    assert time.monotonic() - started < 1
+    assert time.thread_time() - started < 1

@@ -284,6 +284,6 @@ async def test_it_ends_though_the_registry_goes_away_at_that_moment():
         await asyncio.sleep(0)
     is_gone.set()
     following.cancel()
-    ended, _ = await asyncio.wait({following}, timeout=5)
+    ended, _ = await asyncio.wait({following}, timeout=60)
     following.cancel()
     assert ended == {following}

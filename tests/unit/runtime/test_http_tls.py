@@ -55,7 +55,7 @@ def context(ca, own: TlsFiles | None = None) -> ssl.SSLContext:
 
 
 async def ask(port: Port, trusted: ssl.SSLContext, path: str = "/page") -> httpx.Response:
-    async with httpx.AsyncClient(verify=trusted, trust_env=False, timeout=10) as client:
+    async with httpx.AsyncClient(verify=trusted, trust_env=False, timeout=60) as client:
         return await client.get(f"https://{port.address}{path}")
 
 
