@@ -100,6 +100,7 @@ def _ports(settings: SidecarSettings, store: LocalStore, owner: str, seat: str, 
         control_token_file=settings.control_token_file,
         limits=settings.engine_limits(),
         state=state,
+        is_intact=store.is_intact,
     )
     return Ports(
         presence=_presence(settings, owner, seat, clock),

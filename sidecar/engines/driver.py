@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from registry.model.names import PROOF_PREFIX
 from registry.runtime.engine_drivers import load_driver
-from sidecar.engines.observed import Done, DrainEvidence, EngineActivity, EngineLimits, Observed, Outcome, Use
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    DrainEvidence,
+    EngineActivity,
+    EngineLimits,
+    Observed,
+    Outcome,
+    Unknown,
+    Use,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,7 @@ class EngineOptions:
         limits: what the server was started with and does not tell.
         state: directory of the replica's own state; None: what is to be remembered this process alone remembers.
         deadlines: of each kind of call.
+        is_intact: True for a path whose files the engine may be given now; asked of those that a swap puts back.
     """
 
     url: str
@@ -59,6 +70,7 @@ class EngineOptions:
     limits: EngineLimits = UNTOLD
     state: Path | None = None
     deadlines: Deadlines = USUAL
+    is_intact: Callable[[str], bool] = bool
 
 
 def check_name(path: str) -> str:
@@ -67,6 +79,16 @@ def check_name(path: str) -> str:
     It is in no record, though its weights are of our store, so the planner unloads whatever is left of them.
     """
     return PROOF_PREFIX + hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+async def put_back(
+    old: str, failed: Outcome, is_intact: Callable[[str], bool], load: Callable[[], Awaitable[Outcome]]
+) -> Outcome:
+    """Outcome of a swap that `failed` when `old` was away: that is loaded again, if its files may be given now."""
+    if not is_intact(old):
+        return Unknown(f"{failed}; and {old} is not put back: its files are not proven, or were touched")
+    outcome = await load()
+    return failed if isinstance(outcome, Done | AlreadyThere) else Unknown(f"{failed}; and putting back: {outcome}")
 
 
 class EngineError(Exception):
@@ -178,7 +200,8 @@ class Engine(Protocol):
     async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
         """Replaces the weights behind `name`: of the directory `old` by those of `new`.
 
-        `new` is proven loadable before `old` is touched; where the replacement fails all the same, `old` is put back.
+        `new` is proven loadable before `old` is touched; where the replacement fails all the same, `old` is put back,
+        if `EngineOptions.is_intact` says that it may be.
         """
         ...
 

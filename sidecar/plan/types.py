@@ -154,16 +154,14 @@ class ReplicaLimits:
     Attributes:
         base_names: names in lower case that are taken.
         max_rank: the highest; None: no limit.
-        target_modules: those that are served; None: no limit.
+        target_modules: those that are served; None: no limit. `names_targets`: they are the engine's, not the pool's.
         names: what the engine calls an adapter.
         capacity: how many adapters the engine is asked to hold at once, at least 1; None: no limit.
         evidence: what the engine says that it applies of adapters; None: it does not say.
         proves: an adapter is given to the engine only if it does not say that it has no effect.
-        no_effect: paths of those of which it says so, where that counts.
         expects: it is asked before that, too, whether the adapter answers as its record expects.
-        unexpected: see `Observed.unexpected`, where that counts.
+        no_effect, unexpected: see `Observed`, where that counts.
         pool_rank: the highest on every replica of the pool; None: no limit.
-        names_targets: `target_modules` are the engine's own, and not the pool's.
         unread_scales: what the engine does not read of the scales of adapters.
     """
 

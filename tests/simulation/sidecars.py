@@ -71,7 +71,8 @@ class _Heard:
 async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journals: list[Journal]) -> None:
     """Runs a sidecar until it is cancelled, as `sidecar.daemon.run` does. Raises ReplicaTaken."""
     clock = Clock(rng, place.wall)
-    client, engine = Client(ClientOptions(place.endpoints, tls=place.tls), rng=rng), VllmEngine(place.engine_url)
+    client = Client(ClientOptions(place.endpoints, tls=place.tls), rng=rng)
+    engine = VllmEngine(place.engine_url, is_intact=place.store.is_proven)
     presence = Presence(
         pool=place.pool,
         replica=place.replica,

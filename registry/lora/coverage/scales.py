@@ -1,4 +1,4 @@
-"""Scales of modules that engines may compute otherwise than the training did. Pure.
+"""Scales of modules that an engine may compute otherwise than training. Pure.
 
 The training multiplies what a module adds by ``lora_alpha / r``, or by what its configuration says instead. An engine
 that does not read all of that serves the adapter without a word, and wrongly.

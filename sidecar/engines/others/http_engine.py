@@ -10,7 +10,15 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sidecar.engines.driver import UNTOLD, EngineError, EngineOptions, EngineUnreachable, SerialEngine, check_name
+from sidecar.engines.driver import (
+    UNTOLD,
+    EngineError,
+    EngineOptions,
+    EngineUnreachable,
+    SerialEngine,
+    check_name,
+    put_back,
+)
 from sidecar.engines.listeners import ListenerProcess
 from sidecar.engines.load_ledger import FILE, PAST_FILE, LoadLedger
 from sidecar.engines.observed import (
@@ -141,6 +149,7 @@ class HttpEngine(SerialEngine):
         self._process = ListenerProcess(self._http.url)
         self._deadlines = options.deadlines
         self._limits = options.limits
+        self._is_intact = options.is_intact
         self._loaded = LoadLedger(options.state, FILE)
         self._past = LoadLedger(options.state, PAST_FILE)
         self._base_model: str | None = None
@@ -231,8 +240,7 @@ class HttpEngine(SerialEngine):
         outcome = await self.load(name, new, request_id=request_id)
         if isinstance(outcome, Done | AlreadyThere | EngineGone | Unknown):
             return outcome
-        back = await self.load(name, old, request_id=request_id)
-        return outcome if isinstance(back, Done | AlreadyThere) else Unknown(f"{outcome}; and putting back: {back}")
+        return await put_back(old, outcome, self._is_intact, partial(self.load, name, old, request_id=request_id))
 
     async def is_busy(self) -> bool:
         if self._contract.statistics is None:

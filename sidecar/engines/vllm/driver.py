@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from sidecar.engines.driver import (
     EngineUnreachable,
     EngineUnusable,
     check_name,
+    put_back,
 )
 from sidecar.engines.load_ledger import PAST_FILE, LoadLedger
 from sidecar.engines.observed import (
@@ -71,6 +72,7 @@ def make_engine(options: EngineOptions) -> VllmEngine:
         deadlines=options.deadlines,
         limits=options.limits,
         past=LoadLedger(options.state, PAST_FILE),
+        is_intact=options.is_intact,
     )
 
 
@@ -88,6 +90,7 @@ class VllmEngine:
         deadlines: Deadlines = USUAL,
         limits: EngineLimits = UNTOLD,
         past: LoadLedger | None = None,
+        is_intact: Callable[[str], bool] = bool,
     ) -> None:
         """Connects to nothing yet.
 
@@ -98,11 +101,11 @@ class VllmEngine:
             deadlines: of each kind of call.
             limits: what the server was started with and does not tell.
             past: keeps what a release that knows adapters by name only ever had under each name; None: forgets it.
+            is_intact: see `EngineOptions`.
         """
         self._http = VllmHttp(url, api_key_file, control_token_file=control_token_file)
-        self._deadlines = deadlines
-        self._limits = limits
-        self._past = past or LoadLedger()
+        self._deadlines, self._limits = deadlines, limits
+        self._past, self._is_intact = past or LoadLedger(), is_intact
         self._process: VllmProcess | None = None
         self._base_model: str | None = None
         self._there = LastThere()
@@ -323,11 +326,8 @@ class VllmEngine:
             return was_unloaded
         if isinstance(outcome, AlreadyThere):
             return outcome
-        return await self._put_back(name, old, outcome, request_id)
-
-    async def _put_back(self, name: str, old: str, failed: Outcome, request_id: str) -> Outcome:
-        outcome = await self._load(name, old, request_id, Point.LOAD_SENT, Point.LOADED)
-        return failed if isinstance(outcome, Done | AlreadyThere) else Unknown(f"{failed}; and putting back: {outcome}")
+        back = partial(self._load, name, old, request_id, Point.LOAD_SENT, Point.LOADED)
+        return await put_back(old, outcome, self._is_intact, back)
 
     async def is_busy(self) -> bool:
         try:

@@ -281,6 +281,14 @@ async def test_a_swap_proves_the_new_weights_first_and_puts_the_old_ones_back(se
         assert "putting back" in str(found)
 
 
+async def test_a_swap_puts_back_nothing_that_may_not_be_given_now(server, process):
+    """R21 proven-here."""
+    engine = sglang(server, is_intact={"/new"}.__contains__)
+    server.calls = [YES, YES, NO]
+    assert isinstance(await engine.swap("x", "/old", "/new", request_id="r"), Unknown)
+    assert server.changes == [PROOF, AWAY, NEW]
+
+
 async def test_what_is_asked_of_an_engine_tells_nothing_where_no_answer_comes(server, process):
     """R7: nothing is let go of by the silence of an engine."""
     engine = sglang(server)

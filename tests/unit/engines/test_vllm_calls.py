@@ -394,3 +394,15 @@ async def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_tak
     with suppress(EngineUnreachable):
         await call(driver)
     assert loop.time() - began == pytest.approx(seconds, abs=0.2)
+
+
+async def test_a_swap_puts_back_nothing_that_may_not_be_given_now():
+    """R21 proven-here: simulated seed 772756. Of an earlier process, nobody hashed what it had since the restart."""
+    _, driver, way = await ready()
+    driver._is_intact = {"/new"}.__contains__
+    way.instead[LOAD].extend([YES, BAD])
+    way.instead[UNLOAD].extend([YES])
+    found = await driver.swap("x", "/old", "/new", request_id="r")
+    assert isinstance(found, Unknown)
+    assert "/old is not put back" in found.message
+    assert [(path, *body.values()) for method, path, body in way.asked if method == "POST"] == [PROOF, GO, NEW]
