@@ -128,7 +128,7 @@ def _of_all(replica: ReplicaView) -> list[Plain]:
 def _names(replica: ReplicaView) -> Iterator[DoctorFinding]:
     for reason, names in _by_reason(replica.items("failed")):
         remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
-        yield _error(replica, "adapters_failed", f"it cannot serve the newest generation of {named(names)}: {reason}", remedy)
+        yield _error(replica, "adapters_failed", f"it cannot serve the newest of {named(names)}: {reason}", remedy)
     waiting = _by_reason(replica.items("pending"))
     yield from _waiting(replica, waiting)
     if replica.status.get("omitted"):

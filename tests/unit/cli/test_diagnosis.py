@@ -460,7 +460,7 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
         "undrain",
     ),
     (pool(replica(failed=failed("digest_mismatch", *"abcdefg"))), "a, b, c, d, e and 2 more: digest_mismatch", ""),
-    (said(observed_revision=7, failed=[{"reason": "x"}]), "it cannot serve the newest generation of all adapters: x", ""),
+    (said(observed_revision=7, failed=[{"reason": "x"}]), "it cannot serve the newest of all adapters: x", ""),
     (pool(replica(updated_at="2026-01-01T01:00:00")), "its clock is 3600 s ahead of the one here", ""),
     (replace(pool(replica()), insecure_admin=["--listen: anybody may"]), "--listen: anybody may", ""),
     (pool(replica(failed=failed("source_not_allowed", "a"))), "", "--allow-source"),
