@@ -150,12 +150,13 @@ def test_an_interrupt_while_it_is_closed_leaves_nothing_open(loop, monkeypatch):
         await asyncio.to_thread(left.wait, 60)
         ended.set()
 
-    def interrupted(_outcome):
-        assert begun.wait(60)
-        monkeypatch.undo()
-        raise KeyboardInterrupt
+    class Interrupted(Mock):
+        def get(self):
+            assert begun.wait(60)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Future, "result", interrupted)
+    monkeypatch.setattr(background, "SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         loop.close(last)
     left.set()
