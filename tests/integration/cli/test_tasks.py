@@ -143,7 +143,7 @@ def test_it_is_found_why_an_adapter_is_not_served(task, fleet):
     weights = folder / "adapter_model.safetensors"
     weights.rename(fleet.sources / "weights")
     assert fleet.cli("add", "legal", "--source", folder.as_uri(), "--force").code == 0
-    by_many = re.compile(r"\d replicas \(r1, r2.*cannot serve legal: source_incomplete")
+    by_many = re.compile(r"\d replicas \(r1, r2.*cannot serve the newest of legal: source_incomplete")
     task.until("loraplane doctor", lambda out: bool(by_many.search(out)), code=4)
     why = f"{folder.as_uri()} has no adapter_model.safetensors"
     task.until("loraplane describe adapter legal", lambda out: why in out)

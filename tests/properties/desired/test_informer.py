@@ -42,7 +42,7 @@ def event(name: str, what, revision: int) -> Event:
 
 def recorded(state: DesiredState) -> DesiredState:
     """A state by its records alone, without what a process saw of their way."""
-    adapters = {key: replace(one, last_good=None, former=None, is_whole=False) for key, one in state.adapters.items()}
+    adapters = {key: replace(one, last_good=None, former=None, made=0) for key, one in state.adapters.items()}
     return replace(state, adapters=Map(adapters))
 
 

@@ -12,11 +12,12 @@ from registry.lora.directory import (
     check_files,
     digest_of,
     examine_files,
+    open_config,
 )
 from registry.lora.findings import UnfitAdapter
 from registry.lora.policy import AdapterLimits, Policy
 from tests.corpus.drafts import CONFIG, LLAMA, WEIGHTS
-from tests.support.adapters import write_files
+from tests.support.adapters import adapter_config, write_files
 
 
 def test_the_digest_is_of_whole_files_whatever_else_is_there(tmp_path):
@@ -31,6 +32,15 @@ def test_the_digest_is_of_whole_files_whatever_else_is_there(tmp_path):
     assert digest_of(adapter.directory) == "sha256:" + hashlib.sha256(manifest.encode()).hexdigest()
     write_files(tmp_path / "a", b"{}", b"x" * ((3 << 20) + 6) + b"y")
     assert digest_of(adapter.directory) != adapter.digest
+
+
+def test_a_configuration_is_read_without_the_weights(tmp_path):
+    """For what a store has, whose weights were looked at when they came."""
+    write_files(tmp_path, adapter_config(4, "acme/base"), b"")
+    assert open_config(tmp_path).r == 4
+    write_files(tmp_path, b"{", b"")
+    with pytest.raises(UnfitAdapter):
+        open_config(tmp_path)
 
 
 def test_all_that_is_wrong_is_said_at_once():
