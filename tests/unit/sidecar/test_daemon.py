@@ -254,7 +254,7 @@ async def test_what_is_set_reaches_the_parts(tmp_path):
 
 
 async def test_what_is_said_of_the_engine_the_hub_and_secrets_reaches_the_parts(tmp_path, monkeypatch):
-    """R22: an adapter is judged by these limits and fetched from there; what is unprotected or ends is told."""
+    """R21, R22: an adapter is judged by these limits and fetched from there; what is unprotected or ends is told."""
     engine, store = Mock(wraps=module.make_engine), Mock(wraps=module.LocalStore)
     monkeypatch.setattr(module, "make_engine", engine)
     monkeypatch.setattr(module, "LocalStore", store)
@@ -264,6 +264,7 @@ async def test_what_is_said_of_the_engine_the_hub_and_secrets_reaches_the_parts(
     async with ports_of(tmp_path, hf_endpoint=hub, etcd_tls_ca=authorities, **limits, **key) as ports:
         assert ports.certificates == {"--etcd-tls-ca": authorities}
         assert [one.partition(":")[0] for one in ports.insecure] == ["--engine-api-key-file"]
+        assert ports.engine._is_intact == ports.store.is_intact, "R21: of what a swap puts back"
     assert engine.call_args[0][1].limits == EngineLimits(None, 9, 8, ("q_proj",))
     assert store.call_args[1]["remote"].hub == hub
 
